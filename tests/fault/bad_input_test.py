@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong is named, with the remedy, at once: no hang, no abort, nobody else disturbed."""
+"""Tests that wrong input gets an error at once, with its remedy, and disturbs nobody else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BadInputTest(unittest.TestCase):
         self.assertIn("no-such-host.invalid", done.stderr)
 
     def test_scheduler_that_is_not_there(self) -> None:
-        with socket.socket() as taken:  # Bound, not listening: connections are refused.
+        with socket.socket() as taken:  # It does not listen, so connections are refused.
             taken.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             done = _start_agent_alone(address)
@@ -138,7 +138,7 @@ class BadInputTest(unittest.TestCase):
             self.assertIn("talweg.errors.RankTaken", line)
             self.assertIn("1", line)
             self.assertNotEqual(second.process.wait(DEADLINE_S), 0)
-            first.wait_for("step ")  # Nobody else is disturbed.
+            first.wait_for("step ")  # The other rank goes on.
 
     def test_an_aggregator_whose_name_does_not_resolve(self) -> None:
         with Cluster() as cluster:
@@ -158,7 +158,7 @@ class BadInputTest(unittest.TestCase):
         agent_options: Sequence[str] = (),
         program: str = "steady.py",
     ) -> list[Rank]:
-        """One a node, over one aggregator."""
+        """Starts a rank on each of two nodes, with one aggregator."""
         scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
         cluster.aggregator(scheduler, "a0", aggregator_options)
         shape = [f"--scheduler={scheduler}", "--min_members=2", "--max_members=2"]
@@ -224,7 +224,7 @@ class BadInputTest(unittest.TestCase):
                 for name, address in daemon.addresses.items():
                     for payload in payloads:
                         self._throw(name, address, payload)
-            # Nothing is kept of those who have hung up.
+            # A daemon keeps nothing of clients that have hung up.
             for daemon in daemons:
                 end = time.monotonic() + DEADLINE_S
                 while self._descriptors(daemon) > before[daemon.name]:
@@ -249,7 +249,7 @@ class BadInputTest(unittest.TestCase):
         for part in address.split(","):
             if part == "local":
                 continue
-            # fi:tcp://host:port
+            # The text is like fi:tcp://host:port.
             with _connect(part.partition("//")[2] or part) as client:
                 client.sendall(payload)
 

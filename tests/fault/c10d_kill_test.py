@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of torch.distributed over Talweg is killed while all others are in calls of every kind."""
+"""Kills a rank of torch.distributed over Talweg while all others make calls of every kind."""
 
 from __future__ import annotations
 

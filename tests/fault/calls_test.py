@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody calls daemons without end: who is refused, and who goes on."""
+"""Tests floods of calls to daemons: which callers are refused, and which go on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import other_user
 from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
 
-# The members of a job renew their leases five times in each. What a caller takes away from them is
-# seen within two.
+# Members renew their leases five times in this time. If a flood keeps them from that, a lease ends
+# within twice this time.
 _LEASE_MS = 1000
 _LIMITS = ["--peer_calls_per_second_max=50", "--peer_calls_open_max=20"]
 
@@ -24,7 +24,7 @@ def _caller(cluster: Cluster, address: str, what: str, *tls_dir: str) -> Rank:
     return Rank(cluster.process([str(RUNFILES / "tests/fault/caller"), address, what, *tls_dir]))
 
 
-# Counts the connections that are still there when all have been tried.
+# A program that opens connections, and counts those that are still open at the end.
 _HOLDER = """
 import select, socket, sys
 host, port = sys.argv[1].rsplit(":", 1)
@@ -44,7 +44,7 @@ sys.stdin.read()
 
 
 class _Relay:
-    """Hands connections on, as from another address of this machine."""
+    """Forwards connections, as if they came from another address of this machine."""
 
     def __init__(self, target: str, source: str) -> None:
         host, port = target.rsplit(":", 1)
@@ -84,7 +84,7 @@ class CallsTest(unittest.TestCase):
             options = [f"--lease_ms={_LEASE_MS}", *_LIMITS]
             job = Job(cluster, scheduler_options=options)
             address = job.scheduler.addresses["listen"]
-            # With a member's call, but nobody's secret, and as somebody who only looks.
+            # The callers make a member's call without the secret, and a reader's call.
             callers = [_caller(cluster, address, what) for what in ("renew", "look")]
             for caller in callers:
                 text = caller.wait_for("refused: ")
@@ -92,7 +92,7 @@ class CallsTest(unittest.TestCase):
                     text, "user [0-9]+ has (made )?the peer_calls_(per_second|open)_max=.* calls"
                 )
                 self.assertIn("raise that option", text)
-            # Several leases long.
+            # The flood lasts for several leases.
             for caller in callers:
                 for _ in range(20):
                     caller.wait_for("calls ")
@@ -103,14 +103,14 @@ class CallsTest(unittest.TestCase):
             self.assertNotIn("lease", cluster.log(job.scheduler))
 
     def test_a_job_comes_in_after_a_flood_of_its_address(self) -> None:
-        """Whoever is refused so asks again."""
+        """A process that is refused in a flood of its address asks again."""
         limit = "--peer_calls_per_second_max=1"
         with Cluster() as cluster:
             scheduler = cluster.scheduler(["--in_memory", limit])
             address = scheduler.addresses["listen"]
             caller = _caller(cluster, address, "look")
             caller.wait_for("refused: ")
-            # Now and then one may come just when there is room for a call.
+            # A call may come just when there is room for one.
             for number in range(50):
                 options = [f"--scheduler={address}", "--min_members=1", f"--job=job{number}"]
                 agent = cluster.agent(0, options, name=f"agent{number}")
@@ -123,8 +123,10 @@ class CallsTest(unittest.TestCase):
             rank.wait_for("step 3")
 
     def _scheduler_with_certificates(self, cluster: Cluster, *roles: str) -> tuple[Path, str]:
-        """Takes one call of a peer when it comes, and another in each second: a flood leaves it no
-        room. Returns the directory of certificates, and its port."""
+        """Starts a scheduler that takes one call of a peer at once, and then one a second.
+
+        So a flood leaves no room. Returns the directory of certificates, and the port.
+        """
         pki = cluster.directory / "pki"
         subprocess.run(
             [str(TOOL), "certs", "--days=2", str(pki), "scheduler", *roles],
@@ -156,17 +158,17 @@ class CallsTest(unittest.TestCase):
         with Cluster() as cluster:
             pki, port = self._scheduler_with_certificates(cluster, "node:default", "viewer")
             me = os.geteuid()
-            # One client, by whichever of this machine's addresses it calls.
+            # It is one client, whichever of this machine's addresses it calls.
             for address in [f"127.0.0.1:{port}"] + [f"[::1]:{port}"] * _has_ipv6():
                 caller = _caller(cluster, address, "look", f"{pki}/viewer")
                 caller.wait_for(
                     f"refused: viewer (user {me}) has made the peer_calls_per_second_max=1 calls"
                 )
-            # Another client of the same address.
+            # This is another client of the same address.
             self._agent_comes_in_at_once(cluster, port, f"{pki}/node-default")
 
     def test_a_flood_under_a_name_that_others_have_keeps_none_of_them_out(self) -> None:
-        """Another user floods with the very certificate that an agent has."""
+        """Another user floods with an agent's own certificate, and the agent still gets in."""
         reason = other_user.why_not()
         if reason:
             self.skipTest(reason)
@@ -179,7 +181,7 @@ class CallsTest(unittest.TestCase):
                 text = flooder.wait_for("refused: node of ")
                 self.assertIn(f"(user {other_user.UID}) has made", text)
                 self._agent_comes_in_at_once(cluster, port, tls_dir)
-                flooder.wait_for("calls ")  # It goes on.
+                flooder.wait_for("calls ")  # The flood goes on.
 
     def test_a_user_of_this_machine_is_one_peer(self) -> None:
         with Cluster() as cluster:
@@ -190,7 +192,7 @@ class CallsTest(unittest.TestCase):
             caller.wait_for(f"refused: user {os.geteuid()} has made")
 
     def test_connections_of_another_user_leave_room_for_others(self) -> None:
-        """He holds as many as he gets, and says what a client of gRPC says first."""
+        """Another user holds as many connections as he gets, and begins each as a gRPC client."""
         reason = other_user.why_not()
         if reason:
             self.skipTest(reason)
@@ -205,9 +207,9 @@ class CallsTest(unittest.TestCase):
             address = scheduler.addresses["listen"]
             line = [*other_user.BECOME, "/usr/bin/python3", "-c", _HOLDER, address, "600"]
             holder = Rank(cluster.process(line))
-            # A quarter of what the scheduler may open.
+            # This is a quarter of the scheduler's connections.
             self.assertEqual(holder.wait_for("held "), "held 64")
-            # And one who comes now is served.
+            # The scheduler serves an agent that comes now.
             agent = cluster.agent(0, [f"--scheduler={address}", "--min_members=1"])
             cluster.wait_for_log(agent, "joined job")
             holder.process.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes that train, and others that join: programs/catch_up.py."""
+"""Runs programs/catch_up.py on two nodes that train, and on others that join."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Rank
 
-# A virtual machine's CPU may stand still for 20 s. That is no loss here.
+# A virtual machine's CPU may stand still for 20 s, which must not count as a loss here.
 _SILENCE = "--silence_ms=60s"
 
 
 class Job:
-    """Its ranks are in the order in which they were added."""
+    """A job. Its ranks are in the order in which they were added."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Job:
         program: str = "catch_up.py",
         begin_together: bool = False,
     ) -> None:
-        """`mortal`: in which phase the rank of a node dies. `begin_together`: node 1 does not join."""
+        """`mortal` says in which phase a node's rank dies. `begin_together`: node 1 is no joiner."""
         self._beginning = ["--gather_ms=1"]
         if begin_together:
             self._beginning = ["--begin_members=2", f"--gather_ms={int(DEADLINE_S)}s"]
@@ -49,7 +49,7 @@ class Job:
             rank.wait_for("of 2 ranks")
 
     def add(self, node: int, options: Sequence[str] = (), count: int = 1) -> Rank:
-        """Starts a node with so many ranks; its first one."""
+        """Starts a node with `count` ranks. Returns the first rank."""
         agent = self._cluster.agent(
             node,
             [
@@ -73,13 +73,13 @@ class Job:
         return self.ranks[first]
 
     def text(self) -> str:
-        """What the scheduler says of the job to people."""
+        """Returns the scheduler's text about the job."""
         line = [str(TOOL), "status", f"--scheduler={self._address}"]
         done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
         return done.stdout
 
     def end(self, test: unittest.TestCase, places: Sequence[int]) -> None:
-        """All of these have equal weights."""
+        """Ends the job, and checks that these ranks have equal weights."""
         self.stop.touch()
         ends = [self.ranks[place].wait_for("weights ") for place in places]
         test.assertEqual(len(set(ends)), 1, ends)
@@ -88,7 +88,7 @@ class Job:
 
 
 def open_catch_ups(agents: Sequence[Daemon], names: str = "talweg.catch_up.") -> list[Any]:
-    """The rounds that are open at these by which standbys take over state, or those of `names`."""
+    """Returns the open rounds at these agents by which standbys take over state, or of `names`."""
     found = []
     for agent in agents:
         line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
@@ -101,8 +101,8 @@ def open_catch_ups(agents: Sequence[Daemon], names: str = "talweg.catch_up.") ->
 def require_no_open_round(
     test: unittest.TestCase, agents: Sequence[Daemon], names: str = "talweg.catch_up."
 ) -> None:
-    """Returns when none of these that is there has a round open by which a standby takes over state,
-    or one of `names`.
+    """Returns when no agent that lives has an open round by which a standby takes over state, or
+    one of `names`.
     """
     there = [agent for agent in agents if agent.process.poll() is None]
     end = time.monotonic() + DEADLINE_S
@@ -112,6 +112,6 @@ def require_no_open_round(
 
 
 def beside(rank: Rank, node: int) -> int:
-    """How many steps the rank has ended since it gave its state, while the node was a standby."""
+    """Returns how many steps the rank has ended since it gave its state to the standby."""
     given = max((at for at, line in enumerate(rank.seen) if line == "gives"), default=0)
     return sum(f" beside {node}" in line for line in rank.seen[given:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that catch up while others do too, or are lost, or give too much."""
+"""Tests nodes that catch up while others do too, are lost, or give too much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from catching_up import Job, require_no_open_round
 from cluster import DEADLINE_S, Cluster, Rank
 
 _FROZEN = "--frozen=96"
-# Each of two survivors logs half of it in a step, and may have 72 MiB waiting.
+# Megabytes. Each of two survivors logs half of it in a step, and may have 72 MiB unsent.
 _TRAINED = "--trained=8"
 
 
@@ -19,7 +19,7 @@ def _has_caught_up(begun: str) -> bool:
     return ": True " in begun and begun.endswith("None")
 
 
-# Others of this file, and of catching_up_test, have a part of each.
+# Shorter tests of this file and of catching_up_test cover parts of these.
 _long = unittest.skipUnless(os.environ.get("TALWEG_TEST_FULL"), "takes minutes: ./test --full")
 
 
@@ -39,7 +39,7 @@ class SeveralTest(unittest.TestCase):
             for rank in job.ranks:
                 rank.wait_for("of 4 ranks")
                 rank.goes_on()
-            # To node 1, and to each of these.
+            # Node 0 gives to node 1, and to each of these.
             self.assertEqual(job.ranks[0].seen.count("gives"), 3)
             require_no_open_round(self, job.agents)
             job.end(self, [0, 1, 2, 3])
@@ -80,7 +80,7 @@ class SeveralTest(unittest.TestCase):
             require_no_open_round(self, job.agents)
             job.end(self, [2, 3])
             if not any("gives" in line for line in entered.seen):
-                # It was stopped so late that it had all of the state already.
+                # The node was stopped so late that it already had the whole state.
                 print("SKIPPED: the node that entered had nothing to give")
 
     @_long
@@ -130,8 +130,8 @@ class LossTest(unittest.TestCase):
             joiner = job.add(2, ["--stops-in=load"])
             joiner.wait_for("stops")
             job.agents[1].kill()
-            job.ranks[0].wait_for("gives")  # To begin with,
-            job.ranks[0].wait_for("gives")  # and all of it, as the last one.
+            job.ranks[0].wait_for("gives")  # It gives its part at first,
+            job.ranks[0].wait_for("gives")  # and the whole state when it is the only survivor.
             cluster.resume(joiner.process)
             job.agents[0].kill()
             joiner.wait_for("JobFailed: ")

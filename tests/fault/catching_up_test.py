@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node joins a job of two, and takes over their state beside their steps."""
+"""Tests a node that joins a job of two, and takes over their state beside their steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from catching_up import Job, beside, open_catch_ups, require_no_open_round
 from cluster import DEADLINE_S, Cluster
 
-# The state takes as long to travel as many steps.
+# Megabytes. The state travels as long as many steps take.
 _FROZEN_MB = 96
 
 
@@ -41,7 +41,7 @@ class CatchUpTest(unittest.TestCase):
             job = Job(cluster, [f"--frozen={_FROZEN_MB}"])
             job.add(2)
             for rank in job.ranks[:2]:
-                # A half of it each.
+                # Each survivor copies one half.
                 copied = rank.wait_for("copies ").split()
                 self.assertEqual(copied[1], "0")
                 self.assertGreater(int(copied[3]), _FROZEN_MB << 19)
@@ -64,7 +64,7 @@ class CatchUpTest(unittest.TestCase):
             self.assertEqual(joiner.seen.count("digests"), 1)
 
     def test_nobody_warns_of_a_standby_that_takes_its_time(self) -> None:
-        """Its rounds are open, and status shows them; warnings begin after a second."""
+        """A standby's open rounds show in the status, without the warnings of slow rounds."""
         with Cluster(with_torch=True) as cluster:
             job = Job(cluster)
             gate = cluster.directory / "gate"
@@ -92,7 +92,7 @@ class CatchUpTest(unittest.TestCase):
             for rank in job.ranks:
                 self.assertRegex(rank.wait_for("error "), "ranks .2. hold other parameters than")
                 self.assertEqual(rank.process.wait(DEADLINE_S), 3)
-            # Its first step's end is compared at the next one's.
+            # The digests of its first step are compared at the end of the next step.
             self.assertEqual(sum(line.startswith("step ") for line in joiner.seen), 1)
 
     def test_a_program_without_a_framework(self) -> None:
@@ -128,7 +128,7 @@ class CatchUpTest(unittest.TestCase):
                 job.end(self, [0, 1, 3])
 
     def test_a_survivor_is_lost(self) -> None:
-        """Node 0 has given its state to node 1 before."""
+        """A survivor that gives its state is lost. Node 0 has given its state to node 1 before."""
         for node, phase in ((1, "snapshot"), (0, "")):
             with self.subTest(node=node), Cluster(with_torch=True) as cluster:
                 job = Job(cluster, [f"--frozen={_FROZEN_MB}"], {node: phase} if phase else {})

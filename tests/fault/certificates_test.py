@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates that stop being good while connections stand that were made with them."""
+"""Tests certificates that become invalid while connections that were made with them stand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GONE = " agent of node 1 (node1, "
 
 
 class Pki:
-    """An authority, and a directory for each process."""
+    """A certificate authority, and a directory for each process."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -37,7 +37,7 @@ class Pki:
         return self.directory / name
 
     def certify(self, name: str, role: str, life_s: int = 86_400) -> None:
-        """Makes a certificate, in the place of one that is there."""
+        """Makes a certificate, and replaces an earlier one."""
         subprocess.run(
             [_CERTIFIER, self.path("ca"), self.path(name), role, str(life_s)],
             check=True,
@@ -73,7 +73,7 @@ class CertificatesTest(unittest.TestCase):
         )
 
     def _wait_until_back(self, cluster: Cluster, job: Job) -> None:
-        """Until each agent's stream has ended, and another is open."""
+        """Returns when each agent's stream has ended, and a new one is open."""
         for agent in job.agents:
             cluster.wait_for_log(agent, "the scheduler answers again")
 
@@ -93,7 +93,7 @@ class CertificatesTest(unittest.TestCase):
             cluster.wait_for_log(job.agents[1], "others end connections with this process: ")
             for rank in other.all_ranks():
                 rank.goes_on()
-            # It does not come back.
+            # The agent does not come back.
             again = subprocess.run(
                 [
                     RUNFILES / "services" / "agent" / "talweg-agent",
@@ -127,7 +127,7 @@ class CertificatesTest(unittest.TestCase):
                 rank.goes_on()
 
     def test_a_stolen_certificate_is_replaced(self) -> None:
-        """Whose was stolen takes the new one up, and stays in the job."""
+        """The owner of a stolen certificate takes a new one, and stays in the job."""
         with Cluster() as cluster:
             pki = Pki(cluster.directory / "pki")
             for node in range(2):
@@ -137,7 +137,7 @@ class CertificatesTest(unittest.TestCase):
             for name, role in (("scheduler", "scheduler"), ("default-1", "node:default")):
                 shutil.copy(pki.path(name) / "tls.crt", pki.path("stolen") / f"{name}.crt")
                 pki.certify(name, role)
-            # The scheduler has the new one, and has ended the connections of the old one.
+            # The scheduler has the new list, and has ended connections with the old certificate.
             self._wait_until_back(cluster, job)
             for name in ("scheduler", "default-1"):
                 pki.certs(f"--revoke={pki.path('stolen')}/{name}.crt", str(pki.directory))
@@ -147,7 +147,7 @@ class CertificatesTest(unittest.TestCase):
                 rank.goes_on()
 
     def test_another_authority_takes_the_place_of_one(self) -> None:
-        """Who has a certificate of the new one stays; who has not is lost."""
+        """Processes with a certificate of the new authority stay. Others are lost."""
         with Cluster() as cluster:
             pki = Pki(cluster.directory / "pki")
             after = Pki(cluster.directory / "after")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons and ranks of a job, one process each, for tests that kill them.
+"""Starts daemons and ranks of a job, one process each, for tests that kill them.
 
-Everything is started by this process, known by its pid, and ended when the `with` block is left,
-also when the test fails. No port and no path is fixed.
+This process starts every other one, knows its PID, and ends it when the `with` block is left, also
+when the test fails. No port and no path is fixed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torch_forks import Fork, torch_forks
 RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
 TOOL = RUNFILES / "clients" / "cli" / "talweg"
 PROGRAMS = RUNFILES / "tests" / "fault" / "programs"
-# Ends a hang; nothing here takes a tenth of it.
+# It ends a hang. Nothing here takes a tenth of it.
 DEADLINE_S = 120.0
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started; none once it has ended."""
+    """Returns the processes that a process has started; none if it has ended."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:
@@ -58,7 +58,7 @@ class Daemon:
 
 
 class Rank:
-    """A rank's process; its lines of output arrive in a queue."""
+    """A rank's process. Its lines of output go to a queue."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -74,13 +74,16 @@ class Rank:
         self.lines.put("<end>")
 
     def tell(self, line: str) -> None:
-        """Gives the program a line on its standard input."""
+        """Writes a line to the program's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def wait_for(self, text: str) -> str:
-        """The next line that contains `text`; AssertionError with all lines when none comes."""
+        """Returns the next line that contains `text`.
+
+        Raises AssertionError with all lines if none comes.
+        """
         end = time.monotonic() + DEADLINE_S
         while True:
             try:
@@ -94,7 +97,7 @@ class Rank:
                 return line
 
     def goes_on(self, steps: int = 20) -> None:
-        """Returns when the program has made so many steps more than it has told of by now."""
+        """Returns when the program has made `steps` more steps."""
         for _ in range(self.lines.qsize()):
             self.wait_for("")
         for _ in range(steps):
@@ -105,11 +108,11 @@ class Cluster:
     """Starts the processes of a job, and ends them all at the end of its `with` block."""
 
     def __init__(self, with_torch: bool = False) -> None:
-        """`with_torch`: ranks are forks of a process that has imported it (torch_forks.py)."""
+        """With `with_torch` ranks are forks of a process that has imported it (torch_forks.py)."""
         self._with_torch = with_torch
         self._stack = contextlib.ExitStack()
         self._processes: list[subprocess.Popen[Any] | Fork] = []
-        # What `talweg status` needs to be let in.
+        # The options that `talweg status` needs to be admitted.
         self.tool_options: list[str] = []
 
     def __enter__(self) -> Cluster:
@@ -132,7 +135,7 @@ class Cluster:
         return (self._logs / daemon.name).read_text()
 
     def wait_for_log(self, daemon: Daemon, pattern: str) -> None:
-        """Returns when the daemon, which must not end before, has logged what matches."""
+        """Returns when the daemon has logged text that matches. It must not end before."""
         end = time.monotonic() + DEADLINE_S
         while re.search(pattern, self.log(daemon)) is None:
             assert daemon.process.poll() is None, self.log(daemon)[-2000:]
@@ -142,7 +145,7 @@ class Cluster:
     def start(
         self, service: str, name: str, options: Sequence[str], enter: Sequence[str] = ()
     ) -> Daemon:
-        """Starts talweg-`service` and returns when it serves; `enter` goes before the command."""
+        """Starts talweg-`service`, and returns when it serves. `enter` goes before the command."""
         read_fd, write_fd = os.pipe()
         binary = RUNFILES / "services" / service / f"talweg-{service}"
         log = (self._logs / name).open("ab")
@@ -169,7 +172,9 @@ class Cluster:
         return self.start("scheduler", "scheduler", ["--listen=127.0.0.1:0", *options])
 
     def aggregator(self, scheduler: str, name: str, options: Sequence[str] = ()) -> Daemon:
-        """Returns when the scheduler takes it into new views: it is registered, and its stream is open."""
+        """Starts an aggregator. Returns when it has registered and its stream is open, so that the
+        scheduler takes it into new views.
+        """
         own = [f"--scheduler={scheduler}", f"--name={name}"]
         aggregator = self.start("aggregator", f"aggregator.{name}", [*own, *options])
         end = time.monotonic() + DEADLINE_S
@@ -216,7 +221,7 @@ class Cluster:
     def process(
         self, line: Sequence[str], environment: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Starts any command, which reads and writes lines."""
+        """Starts a command that reads and writes lines."""
         process = subprocess.Popen(
             line,
             env=environment,
@@ -236,7 +241,7 @@ class Cluster:
 
 
 class Job:
-    """A whole job: a scheduler, aggregators, and agents with their ranks pushing in a loop."""
+    """A whole job: a scheduler, aggregators, and agents with ranks that push in a loop."""
 
     def __init__(
         self,
@@ -252,7 +257,7 @@ class Job:
         beside: Job | None = None,
         name: str = "default",
     ) -> None:
-        """`beside`: a job whose scheduler and aggregators this one, of another name, uses too."""
+        """`beside` is a job of another name, whose scheduler and aggregators this job uses too."""
         self.store_options = [f"--store_path={store}"] if store else ["--in_memory"]
         if beside is None:
             self.scheduler = cluster.scheduler([*self.store_options, *scheduler_options])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who attacks the data plane of a running job: off the path, on the path, and with a member's key."""
+"""Tests attacks on a job's data plane: off the path, on the path, and with a member's key."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cluster import DEADLINE_S, RUNFILES, Cluster, Daemon, Job
 from on_the_path import Change, OnThePath, place_of
 
 _SECURE = ("keyed", "tls")
-# What libfabric's tcp says first: a header of its own, and a token.
+# libfabric's tcp first sends a header of its own and a token.
 _CONNECT_BYTES = 32 + 53
-# Half-open connections of one address, and how many more there may be for an instant.
+# The most half-open connections of one address, and the most for an instant.
 _STRANGERS_MAX, _BURST_MAX = 64, 128
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Reads what comes until the end, which it waits for."""
+    """Waits until the other side closes the connection, and returns True."""
     connection.settimeout(DEADLINE_S)
     try:
         while connection.recv(65536):
@@ -38,8 +38,9 @@ def _flip(data: bytes) -> bytes:
 
 
 class _SlowStrangers:
-    """They connect all at once. Each says a byte of the greeting five times a second, until it is
-    thrown out or has said all of it."""
+    """Strangers that connect all at once. Each sends a byte of the greeting five times a second,
+    until it is thrown out or has sent all of it.
+    """
 
     _PACE_S = 0.2
 
@@ -50,7 +51,7 @@ class _SlowStrangers:
         self._stops = threading.Event()
         self._open: dict[socket.socket, int] = {}
         self._said: list[int] = []
-        # How many descriptors the process had beside those before, at most.
+        # The most descriptors that the process had in addition to those before.
         self.descriptors_max = 0
         for _ in range(count):
             self._open[socket.create_connection(place, DEADLINE_S)] = 0
@@ -65,7 +66,7 @@ class _SlowStrangers:
             connection.close()
 
     def wait(self) -> list[int]:
-        """Returns how many bytes each had said when it was thrown out."""
+        """Returns how many bytes each had sent when it was thrown out."""
         self._thread.join(DEADLINE_S)
         assert not self._open, f"{len(self._open)} are still there"
         return self._said
@@ -106,17 +107,17 @@ class DataPlaneTest(unittest.TestCase):
         for daemon in (*job.aggregators, *job.agents):
             self.assertIsNone(daemon.process.poll())
         for rank in job.all_ranks():
-            rank.goes_on()  # And says so only where its sums are right.
+            rank.goes_on()  # A rank reports a step only if its sums are right.
 
     def _wait_for_last_words(self, cluster: Cluster, daemon: Daemon, text: str) -> None:
-        """Returns when the daemon has logged the text, whether it goes on or ends with it."""
+        """Returns when the daemon has logged the text, whether or not it then ends."""
         end = time.monotonic() + DEADLINE_S
         while text not in cluster.log(daemon):
             self.assertLess(time.monotonic(), end, cluster.log(daemon)[-2000:])
             time.sleep(0.01)
 
     def test_bytes_of_strangers_at_the_data_port(self) -> None:
-        """Off the path: junk, what other protocols say, what a Hello looks like, silence."""
+        """A stranger off the path sends junk, other protocols, almost a Hello, or nothing."""
         for security in _SECURE:
             with self.subTest(security), Cluster() as cluster:
                 job = self._job(cluster, security)
@@ -141,7 +142,7 @@ class DataPlaneTest(unittest.TestCase):
                             connection.sendall(said)
                             connection.shutdown(socket.SHUT_WR)
                         except OSError:
-                            pass  # It is closed already, as it should be.
+                            pass  # The connection is closed already, as it should be.
                         self.assertTrue(_is_closed(connection))
                 self._check_unharmed(job)
                 for connection in held:
@@ -152,7 +153,7 @@ class DataPlaneTest(unittest.TestCase):
                 self.assertEqual(len(re.findall("connection .* node", log)), 2, log)
 
     def test_somebody_on_the_path(self) -> None:
-        """On the path: what he changes, leaves out, repeats or puts in breaks that connection alone."""
+        """An attacker on the path changes, drops, repeats or adds bytes. One connection breaks."""
         attacks: dict[str, Change] = {
             "flips a bit": _flip,
             "leaves bytes out": lambda data: data[:500] + data[600:],
@@ -194,10 +195,10 @@ class DataPlaneTest(unittest.TestCase):
                             for rank in ranks:
                                 rank.goes_on()
                             self.assertTrue(path.touched())
-                            # The connection that was touched is over, and another took its place.
+                            # The changed connection is over, and another one has replaced it.
                             self.assertGreater(path.connections, before)
                 self.assertIn("on their way", cluster.log(aggregator))
-                # What a member said when it connected lets nobody in.
+                # A copy of the bytes with which a member connected lets nobody in.
                 place = ("127.0.0.1", place_of(aggregator)[1])
                 for said in path.first_bytes:
                     with socket.create_connection(place, DEADLINE_S) as connection:
@@ -210,7 +211,7 @@ class DataPlaneTest(unittest.TestCase):
                     rank.goes_on()
 
     def test_a_members_key_is_no_other_members(self) -> None:
-        """A member of the job has its own key, and says in its Hello that it is another."""
+        """A member uses its own key, and claims in its Hello to be another member."""
         ways = [("tcp", security) for security in ("none", *_SECURE)]
         for transport, security in [*ways, ("libfabric", "none")]:
             with self.subTest(security, transport=transport), Cluster() as cluster:
@@ -242,7 +243,7 @@ class DataPlaneTest(unittest.TestCase):
                 self._check_unharmed(job)
 
     def test_what_members_said_to_connect_over_libfabric_is_good_once(self) -> None:
-        """Who has recorded it, and says it again with noise after it, gets nothing parsed."""
+        """An attacker repeats recorded bytes with noise after them, and no message is parsed."""
         with Cluster() as cluster:
             path = OnThePath()
             self.addCleanup(path.close)
@@ -262,7 +263,7 @@ class DataPlaneTest(unittest.TestCase):
             for said in path.first_bytes:
                 connect = said[:_CONNECT_BYTES]
                 self.assertEqual(connect[32:36], b"TLWF")
-                # As the attacker of old had it: a message of an operation that there is not.
+                # The noise is a message of an operation that does not exist.
                 noise = b"\x01" * 64
                 for after in (b"", noise, said[_CONNECT_BYTES:]):
                     for _ in range(3):
@@ -279,12 +280,14 @@ class DataPlaneTest(unittest.TestCase):
             self.assertIsNone(aggregator.process.poll())
             for rank in ranks:
                 rank.goes_on()
-            # Neither of them ever came so far as to say Hello.
+            # Neither connection came as far as a Hello.
             self.assertEqual(len(re.findall("connection .* node", cluster.log(aggregator))), 2)
 
     def test_strangers_who_hold_on_to_libfabrics_port_keep_nobody_out(self) -> None:
-        """They hold more connections than the aggregator may have open files, and say nothing, or
-        half a message."""
+        """Strangers hold more connections than the aggregator may have open files.
+
+        They send nothing, or half a message.
+        """
         with Cluster() as cluster:
             options = ["--local_transport=false"]
             job = Job(cluster, aggregator_options=options, agent_options=options)
@@ -298,12 +301,12 @@ class DataPlaneTest(unittest.TestCase):
             beside = Job(cluster, agent_options=options, beside=job, name="beside")
             for rank in (*job.all_ranks(), *beside.all_ranks()):
                 rank.goes_on()
-            # And nobody is left after a while.
+            # After a while all strangers are thrown out.
             for connection in held:
                 self.assertTrue(_is_closed(connection))
 
     def test_a_burst_of_strangers_at_libfabrics_port_is_bounded(self) -> None:
-        """They connect as fast as they can. The aggregator never has many of them."""
+        """Strangers connect as fast as they can. The aggregator never has many connections."""
         with Cluster() as cluster:
             options = ["--local_transport=false"]
             job = Job(cluster, aggregator_options=options, agent_options=options)
@@ -321,12 +324,12 @@ class DataPlaneTest(unittest.TestCase):
                 rank.goes_on()
 
     def test_strangers_who_say_a_byte_at_a_time_are_bounded_and_keep_nobody_out(self) -> None:
-        """None of them gets to the end of a greeting, however it is spaced."""
+        """No stranger gets to the end of a greeting, however slowly it comes."""
         hello = b"TLWK" + bytes([1, 0, 0, 0]) + bytes(96)
         for setting, greeting in (
             ("--data_security=keyed", hello[:5] + b"\2" + hello[6:]),
             ("--data_security=tls", hello[:5] + b"\3" + hello[6:]),
-            # libfabric's own header, and a token.
+            # The greeting is libfabric's own header, and a token.
             ("--data_transport=libfabric", b"\1\0\0\1" + bytes(_CONNECT_BYTES - 4)),
         ):
             with self.subTest(setting), Cluster() as cluster:
@@ -354,7 +357,7 @@ class DataPlaneTest(unittest.TestCase):
                 options = [f"--node_rank={node}", "--min_members=2", "--max_members=2"]
                 options += [f"--scheduler={address}", "--data_security=keyed"]
                 agent = cluster.agent(node, options)
-                # The second agent may have ended before a rank of it comes.
+                # The second agent may have ended before its rank comes.
                 ranks += [cluster.rank(agent, "steady.py")] if node == 0 else []
             line = ranks[0].wait_for("give all daemons the same")
             self.assertIn("data_security=keyed", line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks whose parameters are not equal any more: an error at all of them that says whose."""
+"""Tests that all ranks get an error that names the ranks whose parameters differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DigestTest(unittest.TestCase):
         for policy in ("continue", "fail_job"):
             with self.subTest(policy=policy), Cluster() as cluster:
                 agents = self._agents(cluster, policy)
-                # In the 8th step, which shows at the end of the 10th.
+                # Weights differ in the 8th step, and the comparison is at the end of the 10th.
                 ranks = [cluster.rank(agent, "diverge.py", ["1", "7", "5"]) for agent in agents]
                 self._check(ranks, last=9)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/elastic.py on three nodes, of which one is killed and started again by hand."""
+"""Runs examples/elastic.py on three nodes. Nodes are killed, and started again by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXAMPLE = [str(RUNFILES / "examples" / "elastic.py"), f"--epochs={_EPOCHS}", "-
 
 
 class _Node:
-    """`talweg run` of one node, as a person starts it."""
+    """The `talweg run` of one node, as a person starts it."""
 
     def __init__(
         self, cluster: Cluster, scheduler: str, node: int, program: Sequence[str] = _EXAMPLE
@@ -41,22 +41,22 @@ class _Node:
         self.rank = Rank(cluster.process(command))
 
     def kill(self) -> None:
-        """With its agent and its rank, which do not outlive it."""
+        """Kills `talweg run`, and with it its agent and its rank, which do not outlive it."""
         self.rank.process.kill()
         self.rank.process.wait()
 
     def kill_agent(self) -> None:
-        """Alone; `talweg run` starts it again."""
+        """Kills only the agent. `talweg run` starts it again."""
         [agent] = daemons_of(self.rank.process.pid, "talweg-agent")
         os.kill(agent, signal.SIGKILL)
 
     def drain(self) -> None:
-        """After its end: takes what it has printed and nobody has waited for."""
+        """Takes the rest of its output, after its end."""
         while (line := self.rank.lines.get(timeout=DEADLINE_S)) != "<end>":
             self.rank.seen.append(line)
 
     def took(self) -> dict[int, list[int]]:
-        """The samples of its ended steps, by epoch."""
+        """Returns the samples of its ended steps, by epoch."""
         found: dict[int, list[int]] = defaultdict(list)
         for line in self.rank.seen:
             match = re.search(r"step \d+ epoch (\d+) took \[(.*)\]", line)
@@ -66,7 +66,7 @@ class _Node:
 
 
 def _three_nodes(cluster: Cluster, program: Sequence[str] = _EXAMPLE) -> tuple[str, list[_Node]]:
-    """The scheduler's address, and nodes that have begun."""
+    """Starts three nodes. Returns the scheduler's address, and the nodes when they have begun."""
     scheduler = cluster.scheduler(["--in_memory"]).addresses["listen"]
     cluster.aggregator(scheduler, "a0")
     nodes = [_Node(cluster, scheduler, node, program) for node in range(3)]
@@ -120,7 +120,7 @@ class ElasticTest(unittest.TestCase):
             taken = Counter(index for node in nodes for index in node.took()[epoch])
             self.assertLessEqual(max(taken.values()), 1, f"epoch {epoch}")
             missing += [(epoch, index) for index in set(range(_SAMPLES)) - set(taken)]
-        # A rank that is lost may have ended a step of 8 samples, and not have said so any more.
+        # A lost rank may have ended a step of 8 samples without reporting it.
         self.assertLessEqual(len(missing), 8 * losses, missing)
 
     def test_a_node_comes_back(self) -> None:

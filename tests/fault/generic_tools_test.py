@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generic gRPC tools can list, describe and call everything that every daemon serves."""
+"""Tests that generic gRPC tools can list, describe and call all services of every daemon."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class GenericToolsTest(unittest.TestCase):
                         check=False,
                     )
                     self._check(daemon, done)
-            for rank in job.all_ranks():  # Empty requests have harmed nobody.
+            for rank in job.all_ranks():  # Empty requests harm no rank.
                 for _ in range(5):
                     rank.wait_for("step ")
 
     def test_daemons_on_sockets(self) -> None:
-        """As grpcurl -unix has it."""
+        """Daemons on Unix sockets can be called, as by grpcurl -unix."""
         with Cluster() as cluster:
 
             def at(name: str) -> str:
@@ -75,16 +75,16 @@ class GenericToolsTest(unittest.TestCase):
         wanted = {f"talweg.{daemon}.v1.{service}" for service in _SERVICES[daemon]}
         self.assertLessEqual(wanted | {"grpc.health.v1.Health"}, listed)
         called = re.findall(r"^called (\S+)/(\w+): (\S+)(.*)$", output, re.MULTILINE)
-        # All of ours are described and called.
+        # All services of Talweg are described and called.
         self.assertLessEqual(wanted, {service for service, *_ in called})
         for service, method, code, text in called:
-            # An empty request is answered, or refused with words.
+            # An empty request gets an answer, or is refused with a reason.
             self.assertNotIn(code, ("UNIMPLEMENTED", "UNKNOWN", "INTERNAL", "UNAVAILABLE"), output)
             if code != "OK" and code != "DEADLINE_EXCEEDED":
                 self.assertGreater(len(text), 10, f"{service}/{method}")
         self.assertIn('called grpc.health.v1.Health/Check: OK {"status":"SERVING"}', output)
         self.assertIn('called grpc.health.v1.Health/Watch: OK {"status":"SERVING"}', output)
-        # What is asked for without arguments has an answer.
+        # A request that needs no arguments gets an answer.
         answers = {f"{service}/{method}": code for service, method, code, _ in called}
         for call in ("AdminService/GetStatus", "AdminService/GetScheduler"):
             if f"talweg.{daemon}.v1.{call}" in answers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scale="global_batch" where a node is lost and comes back: programs/global_batch.py."""
+"""Tests scale="global_batch" when a node is lost and comes back: programs/global_batch.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cluster import DEADLINE_S, Cluster, Rank
 _STEP = re.compile(
     r"step (\d+) of (\d+) ranks samples (\d+) rate (\S+) after (\S+) summed (\d+) off (\S+)"
 )
-_FULL = 8  # Samples in a step of two ranks, of 30 in an epoch.
+_FULL = 8  # The samples in a step of two ranks. An epoch has 30.
 
 
 class GlobalBatchTest(unittest.TestCase):
     def _check(self, rank: Rank) -> dict[int, set[int]]:
-        """How many samples its steps had, by the number of ranks that they were of."""
+        """Checks a rank's steps. Returns the numbers of samples in them, by the number of ranks."""
         seen: dict[int, set[int]] = {1: set(), 2: set()}
         steps = [match for line in rank.seen if (match := _STEP.match(line))]
         sizes = [int(match[2]) for match in steps]
@@ -26,7 +26,7 @@ class GlobalBatchTest(unittest.TestCase):
             with self.subTest(line=match[0]):
                 self.assertAlmostEqual(float(match[4]), samples / _FULL)
                 self.assertEqual(float(match[5]), 1.0)
-                # One that is lost may be missing in the last sums before the program is told.
+                # A lost rank may be missing in the last sums before the program is told.
                 if min(sizes[place : place + 3]) == size and summed == size:
                     self.assertLess(float(match[7]), 1e-12)
                     seen[size].add(samples)
@@ -50,7 +50,7 @@ class GlobalBatchTest(unittest.TestCase):
                 rank.wait_for("of 2 ranks")
                 rank.goes_on()
             job.end(self, [0, 2])
-            # The last step of an epoch has the samples that are left.
+            # The last step of an epoch has the rest of the samples.
             self.assertLessEqual({8, 6}, self._check(joiner)[2])
             alone = self._check(survivor)
             self.assertLessEqual({8, 6}, alone[2])

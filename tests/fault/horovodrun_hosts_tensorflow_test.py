@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow and Keras in Horovod's elastic mode, on hosts that come, go and die."""
+"""Tests TensorFlow and Keras in Horovod's elastic mode, on hosts that come, go and die."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HorovodrunHostsTensorflowTest(unittest.TestCase):
         job.go_on(1)
         job.name_hosts("a:1 b:1")
         job.go_on(2)
-        job.kill_host("a")  # The source of all state.
+        job.kill_host("a")  # Host a is the source of all state.
         job.says("host a (node 0) is lost")
         job.go_on(1)
         job.name_hosts("b:1 c:1")
@@ -43,13 +43,13 @@ class HorovodrunHostsTensorflowTest(unittest.TestCase):
         self._check_steps(job)
 
     def _check_steps(self, job: _Job) -> None:
-        """No rank does a step twice, or leaves one out, and one rank alone has begun with none."""
+        """No rank repeats a step or leaves one out, and only one rank has begun without state."""
         lives = []
         for lines in job.said().values():
             words = [line.split() for line in lines if line.startswith(("begins ", "step "))]
             first = last = int(words[0][1])
             for what, number in words[1:]:
-                # The step that ends with a change is told by "begins", as one is that was given up.
+                # A "begins" follows a step that ends with a change, and one that was given up.
                 may_be = [last + 1, last] if what == "begins" else [last + 1]
                 self.assertIn(int(number), may_be, (what, lines[-20:]))
                 last = int(number)

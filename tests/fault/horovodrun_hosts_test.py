@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of Horovod's elastic mode under horovodrun, on hosts that come and go."""
+"""Tests a program of Horovod's elastic mode under horovodrun, on hosts that come and go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Job(HostsJob):
         super().__init__(test, hosts, options, program, torch_forks())
 
     def sizes(self) -> set[str]:
-        """That the ranks have been told after changes."""
+        """Returns the sizes that the ranks have been told after changes."""
         return {
             line.partition(" ")[2]
             for lines in self.said().values()
@@ -35,7 +35,7 @@ class HorovodrunHostsTest(unittest.TestCase):
         job = _Job(self, "a", "-np", "1", "--min-np", "1", "--max-np", "3", *script)
         job.go_on(2)
         job.name_hosts("a b")
-        job.go_on(3)  # There is room for one of its two.
+        job.go_on(3)  # There is room for one of the new host's two slots.
         job.name_hosts("b")
         job.wait_for("nothing is left on a", lambda: not job.processes("a"))
         job.go_on(1)
@@ -46,7 +46,7 @@ class HorovodrunHostsTest(unittest.TestCase):
         self.assertLessEqual({"3", "1"}, job.sizes())
 
     def test_the_only_host_with_the_state_is_taken_off_the_list(self) -> None:
-        """It trains on until the other one has taken over, though there is room for one."""
+        """The host trains on until another has its state, although the job may have one rank."""
         options = ["-np", "1", "--min-np", "1", "--max-np", "1", "--hostfile", "{hosts}"]
         job = _Job(self, "a", *options)
         job.go_on(1)
@@ -63,13 +63,13 @@ class HorovodrunHostsTest(unittest.TestCase):
         lines = job.said().values()
         begun = sorted(next(line for line in each if "begins" in line) for each in lines)
         self.assertEqual(begun[0], "begins 0")
-        self.assertRegex(begun[1], "^begins [1-9]")  # With the state.
+        self.assertRegex(begun[1], "^begins [1-9]")  # The second rank begins with the state.
 
     def test_a_host_is_killed(self) -> None:
-        """Its place is taken by another one; all have the same weights, and end with 0."""
+        """Another host takes its place. All have the same weights, and end with 0."""
         job = _Job(self, "a:1 b:1", "-np", "2", "--min-np", "2", "--hostfile", "{hosts}")
         job.go_on(2)
-        job.kill_host("a")  # The lower rank, and the source of all state.
+        job.kill_host("a")  # Host a has the lower rank, and is the source of all state.
         job.says("the job needs 2 ranks to go on, and has 1 (b)")
         job.name_hosts("a:1 b:1 c:1")
         job.go_on(2)
@@ -79,7 +79,7 @@ class HorovodrunHostsTest(unittest.TestCase):
         self.assertEqual(len(set(job.weights())), 1, output)
 
     def test_averages_divide_by_the_ranks_that_there_are(self) -> None:
-        """Also those of which a part of the division is made before the sum."""
+        """So do averages with a part of the division before the sum."""
         options = ["-np", "1", "--min-np", "1", "--hostfile", "{hosts}"]
         job = _Job(self, "a:1", *options, factor=2.0)
         job.go_on(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run` on hosts that come and go, of which one loses its network without a word."""
+"""Tests `talweg run` on hosts that come and go, when one silently loses its network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLES = {"TALWEG_LEASE_MS": "2000", "TALWEG_HOST_SILENCE_S": f"{_SILENCE_S}
 class HostsCutTest(unittest.TestCase):
     def _begin(self, *options: str) -> SshHostsJob:
         self.hosts = SshHosts(self, ["a", "b"])
-        # Its node would start itself again, and come back when it can, as the member that it was.
+        # The node starts itself again, and comes back when it can, as the same member.
         options = ("--hostfile={hosts}", "--restarts=5", "--restart-pause-ms=100", *options, "--")
         program = ["train_on.py", "--pause=0.01"]
         job = SshHostsJob(self, self.hosts, "a b", options, program, **_VARIABLES)
@@ -23,10 +23,10 @@ class HostsCutTest(unittest.TestCase):
         return job
 
     def _cut(self, job: SshHostsJob, says: str) -> int:
-        """Cuts host b off; the pid of its rank, when the launcher has said what becomes of it."""
+        """Cuts host b off. Returns its rank's PID, when the launcher has said what it does."""
         [lost] = [pid for pid in job.said() if pid in self.hosts.processes("b")]
         self.hosts.network.unplug("b")
-        job.go_on(1)  # When its lease is over.
+        job.go_on(1)  # The other rank goes on when the lease is over.
         job.says(f"host {job.address('b')} (node 1) is lost: ")
         job.says(says)
         self.assertIn("ssh to it failed", job.text())
@@ -47,9 +47,9 @@ class HostsCutTest(unittest.TestCase):
     def test_it_cools_down_and_comes_back(self) -> None:
         job = self._begin("--host-cooldown-s=1,2")
         lost = self._cut(job, "it is used again after 1 s")
-        # It cannot be reached yet.
+        # The launcher cannot reach the host yet.
         job.says(f"host {job.address('b')} (node 2) is lost: ")
-        # The network is gone still, and what ran there has ended by itself. But sshd wants to tell.
+        # The network is still gone. All that ran there has ended by itself, except for sshd.
         job.wait_for("all has ended on b", lambda: set(self.hosts.programs("b")) <= {"sshd"})
         self.assertFalse(Path(f"/proc/{lost}").exists())
         self.hosts.network.plug("b")

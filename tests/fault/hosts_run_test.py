@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run` on hosts that come and go, with real daemons."""
+"""Tests `talweg run` on hosts that come and go, with real daemons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO
 from cluster import PROGRAMS, TOOL
 from virtual_hosts import HostsJob, descendants
 
-# After so long hosts end that have heard nothing of the launcher.
+# Hosts that hear nothing of the launcher for so long end.
 _SILENCE_S = 3
 _SHORT_SILENCE = {"TALWEG_HOST_SILENCE_S": str(_SILENCE_S)}
 
@@ -29,13 +29,13 @@ class _Job(HostsJob):
 
 
 class _LargeJob(_Job):
-    """Its environment is larger than what a pipe holds."""
+    """A job whose environment is larger than a pipe."""
 
     variables = {**_SHORT_SILENCE, "LARGE": "x" * 100_000}
 
 
 class _SlowJob(_Job):
-    """Its launcher is carried out by that program."""
+    """A job whose launcher another program runs."""
 
     def __init__(self, test: unittest.TestCase, python: str) -> None:
         self.variables = {"TALWEG_PYTHON": python}
@@ -43,7 +43,7 @@ class _SlowJob(_Job):
 
 
 class _HeldJob(_Job):
-    """It has a host "a", which is stopped before the job begins, and one that is reached later."""
+    """A job with a host "a" that is stopped before the beginning, and one that is reached later."""
 
     def __init__(self, test: unittest.TestCase, *options: str) -> None:
         super().__init__(test, "a slow", "--hostfile={hosts}", *options)
@@ -70,7 +70,7 @@ class _HeldJob(_Job):
 def _line_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # It has ended.
+    except OSError:  # The process has ended.
         return b""
 
 
@@ -83,11 +83,11 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _is_of_launcher(pid: int) -> bool:
-    """Whether it is what the launcher has reached a host by."""
+    """Whether the process is the one by which the launcher has reached a host."""
     return b"ranks.main()" in _line_of(pid)
 
 
-# Begins, and ends where a file says so. It ends no step, so nobody enters.
+# A program that begins, and ends when a file tells it to. It ends no step, so nobody enters.
 _BEGINS_AND_ENDS = (
     "import os, sys, time, talweg; talweg.init(); directory = sys.argv[1]; "
     "open(f'{directory}/{os.getpid()}', 'w').write('step\\n')\n"
@@ -98,7 +98,7 @@ _BEGINS_AND_ENDS = (
 
 
 class _EndlessJob(HostsJob):
-    """Its program ends no step."""
+    """A job whose program ends no step."""
 
     def __init__(self, test: unittest.TestCase, hosts: str) -> None:
         program = [sys.executable, "-P", "-c", _BEGINS_AND_ENDS, "{ranks}"]
@@ -106,7 +106,7 @@ class _EndlessJob(HostsJob):
         self.wait_for("all have begun", lambda: len(self.said()) == len(hosts.split()))
 
     def members(self) -> int:
-        """How many nodes the scheduler knows in the job, also such as wait to enter it."""
+        """Returns how many nodes the scheduler knows in the job. Nodes that wait to enter count."""
         port = re.search(r"listening on .*:(\d+) without TLS", self.text())
         assert port is not None, self.text()
         (store,) = self.temporary.glob("talweg-run-*/scheduler.db")
@@ -117,7 +117,7 @@ class _EndlessJob(HostsJob):
 
 
 class _UnreadJob(HostsJob):
-    """Its ranks write much before they train, and nobody reads it."""
+    """A job whose ranks write much before they train, and nobody reads it."""
 
     variables = _SHORT_SILENCE
 
@@ -139,7 +139,7 @@ class HostsRunTest(unittest.TestCase):
         job.go_on(1)
         job.name_hosts("a b:2")
         job.go_on(3)
-        job.name_hosts("b:2")  # Whoever was first goes.
+        job.name_hosts("b:2")  # The first host goes.
         job.says("host a (node 0) is not listed any more")
         job.wait_for("2 ranks", lambda: not job.processes("a"))
         job.go_on(2)
@@ -152,7 +152,7 @@ class HostsRunTest(unittest.TestCase):
         self.assertEqual(len(job.weights()), 3, output)
         self.assertEqual(len(set(job.weights())), 1, output)
         begun = [line for lines in job.said().values() for line in lines if "begins" in line]
-        # The first has begun; the others have got its state.
+        # The first rank has begun, and the others have got its state.
         self.assertEqual(sum("False" in line for line in begun), 1, begun)
 
     def test_a_host_is_taken_off_the_list_before_the_next_has_begun(self) -> None:
@@ -178,9 +178,9 @@ class HostsRunTest(unittest.TestCase):
         self.assertIn("has its state: none has got it within 2 s", job.end(1))
 
     def test_it_begins_with_all_hosts(self) -> None:
-        """However long one is in coming; all begin with one number of ranks."""
+        """The job waits for a host that comes late. All begin with the same number of ranks."""
         job = _Job(self, "a slow", "--hostfile={hosts}", "--gather-ms=5000")
-        # Its part of the launcher is there, and would have begun by then.
+        # The launcher's process on host a runs, and would have begun by now.
         job.wait_for("host a is reached", lambda: len(job.processes("a")) > 0)
         time.sleep(6)
         self.assertEqual(job.said(), {})
@@ -192,11 +192,11 @@ class HostsRunTest(unittest.TestCase):
             self.assertRegex(lines[0], "^begins 0 False [01] 2$")
 
     def test_it_begins_at_once_with_all_hosts(self) -> None:
-        """However long it would wait for one that does not come."""
+        """The job begins at once, although it would wait long for a host that does not come."""
         job = _HeldJob(self, "--gather-ms=3600000")
         job.let_go()
         job.go_on(2)
-        job.name_hosts("a slow c")  # It says the same number of hosts as these.
+        job.name_hosts("a slow c")  # These are as many hosts as the job begins with.
         job.go_on(3)
         job.stop()
         job.end()
@@ -216,7 +216,7 @@ class HostsRunTest(unittest.TestCase):
         self.assertRegex(begun[1], "^begins [1-9][0-9]* True 0 2$")
 
     def test_a_host_dies_before_it_has_joined(self) -> None:
-        """However long the others would wait for it."""
+        """The others go on at once, although they would wait long for the host."""
         job = _HeldJob(self, "--gather-ms=3600000")
         job.kill_host("a")
         job.says("host a (node 0) is lost")
@@ -235,7 +235,7 @@ class HostsRunTest(unittest.TestCase):
         job.kill_host("b")
         job.says("the job needs 2 nodes to go on, and has 1 (a); b has failed, for at most 600 s")
         steps = sum(map(len, job.said().values()))
-        time.sleep(1)  # It would make many steps.
+        time.sleep(1)  # The job would make many steps in that time.
         self.assertLessEqual(sum(map(len, job.said().values())), steps + 10)
         job.name_hosts("a b c")
         job.says("host c is node 2")
@@ -251,7 +251,7 @@ class HostsRunTest(unittest.TestCase):
     def test_a_host_comes_too_late(self) -> None:
         job = _EndlessJob(self, "a b")
         job.name_hosts("a b c")
-        # Its agent serves by then.
+        # The agent serves when the host has a rank.
         job.wait_for("host c has a rank", lambda: any(map(_is_rank, job.processes("c"))))
         (job.ranks / "stop0").touch()
         job.says("host c comes too late: the job is about to end")
@@ -261,13 +261,13 @@ class HostsRunTest(unittest.TestCase):
         self.assertEqual(len(job.said()), 2)
 
     def test_a_host_comes_when_the_job_has_ended(self) -> None:
-        """It would begin the job anew, and do all of its work again."""
+        """The host must not begin the job anew, and do all of its work again."""
         job = _EndlessJob(self, "a")
         held = list(filter(_is_of_launcher, job.processes("a")))
-        for pid in held:  # The launcher does not hear that the job has ended.
+        for pid in held:  # So the launcher does not hear that the job has ended.
             os.kill(pid, signal.SIGSTOP)
         (job.ranks / "stop0").touch()
-        # What has ended has no line any more.
+        # A process that has ended has no command line any more.
         job.wait_for("no rank", lambda: [*filter(_line_of, job.processes("a"))] == held)
         job.name_hosts("a b")
         job.wait_for("host b begins", lambda: len(job.said()) == 2)
@@ -277,7 +277,7 @@ class HostsRunTest(unittest.TestCase):
         job.end()
 
     def test_a_host_fails_as_the_job_has_ended(self) -> None:
-        """Its ranks hear it before the launcher does."""
+        """The host's ranks hear of the job's end before the launcher does."""
         job = _EndlessJob(self, "a")
         job.name_hosts("a b")
         job.wait_for("host b has come to the job", lambda: job.members() == 2)
@@ -316,7 +316,7 @@ class HostsRunTest(unittest.TestCase):
         job.stop()
         job.end()
         self.assertEqual(len(set(job.weights())), 1)
-        # Who was started there again has removed what those that were killed have left.
+        # The new processes there have removed files that the killed ones have left.
         self.assertEqual(list(job.temporary.iterdir()), [])
 
     def test_the_script_fails_later(self) -> None:
@@ -354,7 +354,7 @@ class HostsRunTest(unittest.TestCase):
         job.end()
 
     def test_nobody_reads_what_it_writes(self) -> None:
-        """Its hosts hear of it all the same, and go on."""
+        """If nobody reads the launcher's output, its hosts still hear from it, and go on."""
         job = _UnreadJob(self, "a b")
         self.addCleanup(job.reader.close)
         job.go_on(2)
@@ -365,7 +365,9 @@ class HostsRunTest(unittest.TestCase):
         job.end()
 
     def test_a_host_that_is_not_reached_and_a_large_environment(self) -> None:
-        """More than a pipe holds of what ssh has not taken; the others hear of the launcher."""
+        """ssh does not take a task that is larger than a pipe. Other hosts still hear from the
+        launcher.
+        """
         job = _LargeJob(self, "a", "--hostfile={hosts}")
         job.go_on(1)
         job.name_hosts("a stuck")
@@ -402,7 +404,7 @@ class HostsRunTest(unittest.TestCase):
     def test_it_is_killed_before_it_has_begun(self) -> None:
         with tempfile.TemporaryDirectory(dir="/tmp") as directory:
             python, here, go = (Path(directory) / name for name in ("python", "here", "go"))
-            # No shell, since some take signals that they were started without.
+            # It uses no shell, because some shells handle signals that they were started without.
             waits = (
                 f"open({str(here)!r}, 'w')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
             )

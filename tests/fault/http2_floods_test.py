@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of a gRPC port who keep to nothing that HTTP/2 asks of them, from an attacker's program."""
+"""Tests clients of a gRPC port that break the rules of HTTP/2, as an attacker's program would."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from raw_http2 import (
     request,
 )
 
-# Who sends so much has his connection ended before; the system's own buffers take some MiB.
+# The server ends a flood's connection before it has taken so much. The system buffers some MiB.
 _FLOOD_BYTES = 24 << 20
 _GROWTH_KIB_MAX = 16 << 10
 _STREAMS = range(1, 1 << 30, 2)
@@ -68,14 +68,14 @@ def _metadata_that_never_ends(method: str) -> Iterator[bytes]:
 
 
 def _metadata_of_one_byte_each(method: str) -> Iterator[bytes]:
-    """The server notes a field, and each further byte is that field again."""
+    """Yields metadata in which the server stores a field, and each further byte repeats it."""
     yield _head(1, request(method) + b"\x40\x01a\x01b", 0)
     while True:
         yield frame(CONTINUATION, 0, 1, b"\xbe" * FRAME_BYTES_MAX)
 
 
 def _metadata_in_small_frames(method: str) -> Iterator[bytes]:
-    """gRPC bounds each of them by itself."""
+    """Yields metadata in many frames. gRPC limits each frame only by itself."""
     yield _head(1, request(method) + b"\x40\x01a\x01b", 0)
     while True:
         yield frame(CONTINUATION, 0, 1, b"\xbe" * 200) * 50
@@ -141,7 +141,7 @@ _FLOODS: dict[str, Callable[[str], Iterator[bytes]]] = {
 
 
 def _connect(address: str, tls: bool) -> socket.socket:
-    """As somebody without any certificate."""
+    """Connects without a certificate."""
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(DEADLINE_S)
@@ -159,14 +159,17 @@ def _connect(address: str, tls: bool) -> socket.socket:
 
 
 def _is_ended(connection: socket.socket, flood: Iterator[bytes], acknowledges: bool) -> bool:
-    """Sends the flood. Whether the server ends the connection over it. From a port nothing is read.
-    A socket takes little that nobody reads, and a server that cannot answer reads no more either."""
+    """Sends the flood. Returns whether the server ends the connection because of it.
+
+    It reads nothing. A socket takes little that nobody reads, and a server that cannot answer stops
+    reading as well.
+    """
     is_local = connection.family == socket.AF_UNIX
     sent = 0
     try:
         connection.sendall(raw_http2.PREFACE + frame(SETTINGS, 0, 0, b""))
         if acknowledges:
-            connection.recv(9)  # What follows may stay where it is.
+            connection.recv(9)  # The rest of the frame may stay unread.
             connection.sendall(frame(SETTINGS, ACK, 0, b""))
         for data in flood:
             if sent > _FLOOD_BYTES:
@@ -185,7 +188,7 @@ def _is_ended(connection: socket.socket, flood: Iterator[bytes], acknowledges: b
 
 class Http2FloodsTest(unittest.TestCase):
     def _flood(self, daemon: Daemon, address: str, method: str, tls: bool = False) -> None:
-        """All that a stranger can do, one after the other."""
+        """Sends all floods of a stranger, one after the other."""
         for name, flood in _FLOODS.items():
             for acknowledges in (False, True):
                 with self.subTest(name, address=address, acknowledges=acknowledges):
@@ -208,7 +211,7 @@ class Http2FloodsTest(unittest.TestCase):
                 self._flood(daemon, daemon.addresses[place], method)
             for rank in job.all_ranks():
                 rank.goes_on()
-            # No lease was missed over it.
+            # No lease ended because of the floods.
             self.assertNotIn("lease", cluster.log(job.scheduler))
 
     def test_tls_changes_nothing(self) -> None:
@@ -227,7 +230,7 @@ class Http2FloodsTest(unittest.TestCase):
             self._check_served(address, f"--tls-dir={pki}/viewer")
 
     def test_failed_handshakes_fill_no_disk(self) -> None:
-        """gRPC logs a line for each."""
+        """gRPC logs a line for each failed handshake, and the log stays small."""
         count = 200
         with Cluster() as cluster:
             pki = cluster.directory / "pki"
@@ -267,15 +270,15 @@ class Http2FloodsTest(unittest.TestCase):
             for stream in _STREAMS[:120]
         )
         with Cluster() as cluster, contextlib.ExitStack() as held:
-            # The status below is asked for as the user who holds the half requests: a peer's calls
-            # are not what is bounded here.
+            # The user who holds the half requests also asks for the status below, so a peer's calls
+            # are not limited here.
             options = ["--secret_file=none", "--peer_calls_per_second_max=0"]
             job = Job(cluster, scheduler_options=options)
             before = _resident_kib(job.scheduler)
             address = job.scheduler.addresses["listen"]
             connections = [held.enter_context(_connect(address, False)) for _ in range(200)]
             for connection in connections:
-                with contextlib.suppress(OSError):  # It may be ended while it sends.
+                with contextlib.suppress(OSError):  # The server may end the connection meanwhile.
                     connection.sendall(raw_http2.PREFACE + frame(SETTINGS, 0, 0, b""))
                     connection.recv(9)
                     connection.sendall(frame(SETTINGS, ACK, 0, b"") + half)
@@ -298,8 +301,8 @@ class Http2FloodsTest(unittest.TestCase):
             settings = {
                 payload[i : i + 2]: payload[i + 2 : i + 6] for i in range(0, len(payload), 6)
             }
-            self.assertEqual(int.from_bytes(settings[b"\0\3"], "big"), 128)  # Calls at a time.
-            self.assertEqual(int.from_bytes(settings[b"\0\6"], "big"), 8192)  # Metadata of a call.
+            self.assertEqual(int.from_bytes(settings[b"\0\3"], "big"), 128)  # The most open calls.
+            self.assertEqual(int.from_bytes(settings[b"\0\6"], "big"), 8192)  # A call's metadata.
 
 
 if __name__ == "__main__":

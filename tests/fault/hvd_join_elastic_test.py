@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.join() where nodes may come and go."""
+"""Tests hvd.join() in a job whose nodes may come and go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HvdJoinElasticTest(unittest.TestCase):
         run = Run(self, ["hvd_join_elastic.py"], options, forks=torch_forks())
         run.go_on(3)
         for node in (2, 0):
-            # Whatever its rank does: some are in join() then, and names are being told.
+            # The kill comes at any moment. Some ranks are in join(), or tell names.
             run.kill_agent(node)
             run.go_on(3)
         run.wait_for(
@@ -26,7 +26,7 @@ class HvdJoinElasticTest(unittest.TestCase):
         said = run.said()
         self.assertEqual(len(said), 3)
         self.assertEqual(len({lines[-1] for lines in said.values()}), 1)
-        # Once all are there, whoever was first is not the last.
+        # When all ranks are there, the rank that joined first is not the last one.
         for lines in said.values():
             self.assertTrue(lines[-1].startswith("weights "), lines[-1])
             [number] = [i for i, line in enumerate(lines) if line.startswith("begins")][-1:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's elastic mode for TensorFlow and Keras: agents are killed, and a whole node."""
+"""Tests Horovod's elastic mode for TensorFlow and Keras. Agents and a whole node are killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HvdOutliveTensorflowTest(unittest.TestCase):
         for node in (1, 0):
             run.kill_agent(node, count=2)
             run.go_on(2)
-        # A rank that is killed is another process when it comes back.
+        # A killed rank comes back as another process.
         victim = max(pids)
         os.kill(victim, signal.SIGKILL)
         run.wait_for("no new rank", lambda said: len(said) == 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of Horovod's elastic mode whose agents are killed, one node's and then the other's."""
+"""Tests a program of Horovod's elastic mode. The agents of two nodes are killed in turn."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class HvdOutliveTest(unittest.TestCase):
         for lines in said.values():
             self.assertTrue(lines[-1].startswith("weights "), lines[-1])
             self.assertNotIn("stale", lines)
-            self.assertIn("reset 1", lines)  # It has seen the other go,
+            self.assertIn("reset 1", lines)  # The rank has seen the other one go,
             self.assertIn("reset 2", lines)  # and come back.
 
     def test_an_aggregator_is_lost(self) -> None:
-        """The job has another epoch, and the same ranks: they are not interrupted."""
+        """The job gets another epoch with the same ranks, which are not interrupted."""
         options = ["--nodes=2", "--aggregators=2", "--loss-policy=continue"]
         run = Run(self, ["hvd_elastic_torch.py"], options, forks=torch_forks())
         run.go_on(2)
@@ -54,7 +54,7 @@ class HvdOutliveTest(unittest.TestCase):
             self.assertTrue(lines[-1].startswith("weights "), lines[-1])
 
     def test_the_only_agent_comes_back(self) -> None:
-        """Its ranks have summed gradients in memory that they have shared."""
+        """The only agent comes back. Its ranks have summed gradients in memory that they shared."""
         run = Run(self, ["hvd_elastic_torch.py"], ["--ranks-per-node=2"], forks=torch_forks())
         run.go_on(2)
         pids = set(run.said())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C is heard while a rank waits for its agent, and what it interrupted can go on."""
+"""Tests that Ctrl-C interrupts a rank that waits for its agent, and that the call can go on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import talweg
 from cluster import DEADLINE_S, Cluster
 
-# Many times what an interrupted call takes; it would wait for ever.
+# Far longer than an interrupted call takes. Without the interrupt it would wait for ever.
 _SOON_S = 30.0
 
 
@@ -38,7 +38,7 @@ class InterruptTest(unittest.TestCase):
         self.sums_seen = self.sums
 
     def _interrupted(self, call: Callable[[], object]) -> None:
-        """While the agent does not run: `call` ends with a KeyboardInterrupt."""
+        """Checks that `call` ends with KeyboardInterrupt while the agent is stopped."""
         self.agent.send_signal(signal.SIGSTOP)
         try:
             begin = time.monotonic()
@@ -60,7 +60,7 @@ class InterruptTest(unittest.TestCase):
         self._check_sum()
 
     def test_a_push_with_no_room(self) -> None:
-        # A rank alone sees its rounds complete by itself, until the way to the agent is full.
+        # A single rank completes its rounds by itself, until the queue to the agent is full.
         self._check_sum()
 
         def check_sums() -> None:
@@ -83,7 +83,7 @@ class InterruptTest(unittest.TestCase):
         self._check_sum()
 
     def test_an_agent_that_stays_stopped_is_noticed(self) -> None:
-        # Its silence is longer than any one call into the library.
+        # The agent is silent for longer than any call into the library.
         talweg.shutdown()
         agent = self.cluster.agent(0, ["--standalone", "--silence_ms=6000"], name="hangs")
         talweg.init(agent.addresses["socket"], timeout_s=DEADLINE_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs may ask and do where a node joins and one is lost: programs/meets_joiner.py."""
+"""Tests what programs may do when a node joins and one is lost: programs/meets_joiner.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP = re.compile(r"step (\d+) epoch (\d+) sums (\d+) of (\d+) ranks")
 
 
 def _steps(rank: Rank) -> dict[int, tuple[int, int, int]]:
-    """Epoch, ranks summed, and how many ranks there were, by step."""
+    """Returns for each step the epoch, the ranks in its sum, and the number of ranks."""
     found = (_STEP.match(line) for line in rank.seen)
     return {int(m[1]): (int(m[2]), int(m[3]), int(m[4])) for m in found if m is not None}
 
@@ -43,13 +43,13 @@ class JoinerTest(unittest.TestCase):
             job.end(self, [0, 2])
 
             before, after = _steps(left[0]), _steps(left[1])
-            # Node 1 has joined too, at the beginning.
+            # Node 1 has also joined, at the beginning.
             told = [rank.seen[0] for rank in job.ranks]
             self.assertEqual(told, ["joiner False", "joiner True", "joiner True"])
-            # From its first step on the joiner is told of the same as the others.
+            # From its first step on the joiner is told the same as the others.
             self.assertEqual({step: before[step] for step in after}, after)
             self.assertEqual(sorted(after), list(range(min(after), max(before) + 1)))
-            # Epochs grow with each change, and sums are of those that are there. The one that is lost
+            # Epochs grow with each change, and sums have the ranks that are there. The lost rank
             # may be missing in the last two steps before the program is told.
             history = list(before.values())
             self.assertEqual([each[0] for each in history], sorted(each[0] for each in history))
@@ -59,8 +59,8 @@ class JoinerTest(unittest.TestCase):
                 self.assertIn(summed, {size, size - 1} if is_told_soon else {size})
 
     def test_a_joiner_that_goes_on_elsewhere(self) -> None:
-        """It has counted after the step, or takes no batch where the others do. The joiner is told
-        where it has ended its first step, and nobody else.
+        """The joiner counts after the step, or takes no batch when the others do. Only the joiner
+        is warned, when it has ended its first step.
         """
         for when in ("before", "after", "elsewhere"):
             with self.subTest(when=when), Cluster() as cluster:

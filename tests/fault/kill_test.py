@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every process of a running job killed, one after the other: who is told what."""
+"""Kills every process of a running job, one after the other, and checks who is told what."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class KillTest(unittest.TestCase):
             job = Job(cluster, nodes=(2, 1))
             victim = job.ranks[0][1]
             victim.process.kill()
-            # Whichever local rank it was given: its pid tells who it was, on both nodes.
+            # On both nodes the error has the PID of the killed rank, whichever its local rank is.
             for other in (job.ranks[0][0], job.ranks[1][0]):
                 self._error(other, "JobFailed", "node 0", f"pid {victim.process.pid}")
-            # The agents end with their job; scheduler and aggregators go on.
+            # The agents end with their job. Scheduler and aggregators go on.
             for agent in job.agents:
                 self.assertNotEqual(agent.process.wait(DEADLINE_S), 0)
             for daemon in (job.scheduler, *job.aggregators):
@@ -42,7 +42,7 @@ class KillTest(unittest.TestCase):
             self._error(job.ranks[0][1], "JobFailed", f"pid {victim.process.pid}")
 
     def test_a_rank_of_those_that_sum_in_place(self) -> None:
-        """At some moment of a round, of which most is summing; the others may wait for its piece."""
+        """The kill comes at any moment of a round, mostly while ranks sum and wait for a piece."""
         random = Random(7)
         with Cluster() as cluster:
             for life in range(5):
@@ -54,7 +54,7 @@ class KillTest(unittest.TestCase):
                 spin_until = time.monotonic() + random.uniform(0, 0.05)
                 while time.monotonic() < spin_until:
                     pass
-                # Stopped, it is waited for; nothing of the round is lost.
+                # The others wait for a stopped rank, and nothing of the round is lost.
                 cluster.stop(victim.process)
                 for rank in others:
                     self.assertIsNone(rank.process.poll())
@@ -73,7 +73,7 @@ class KillTest(unittest.TestCase):
             self._error(job.ranks[0][0], "JobFailed", "node 1")
 
     def test_an_agent_that_is_stopped(self) -> None:
-        """Its own ranks have its socket, which stays open, and no word from anybody else."""
+        """The agent's socket stays open, and its ranks hear nothing from others."""
         with Cluster() as cluster:
             job = Job(cluster, nodes=(1, 1), agent_options=["--silence_ms=6s"])
             alone = cluster.agent(2, ["--standalone", "--rank_count=2", "--silence_ms=6s"])
@@ -93,7 +93,7 @@ class KillTest(unittest.TestCase):
                 self._error(rank, "JobFailed", "aggregator", "a1")
 
     def test_an_agent_of_a_job_beside_another(self) -> None:
-        """Both use the same names of tensors, the same nodes and aggregators."""
+        """Both jobs use the same tensor names, nodes and aggregators."""
         with Cluster() as cluster:
             one = Job(cluster, nodes=(1, 1), aggregators=2, name="one")
             other = Job(cluster, nodes=(1, 2), beside=one, name="other")
@@ -111,7 +111,7 @@ class KillTest(unittest.TestCase):
             job.scheduler.kill()
             for rank in job.all_ranks():
                 rank.goes_on()
-            # Over its store, at its old address, it takes up where it was; and still decides.
+            # The scheduler goes on from its store, at its old address, and still decides.
             address = job.scheduler.addresses["listen"]
             options = [f"--listen={address}", *job.store_options]
             cluster.start("scheduler", "scheduler.again", options)
@@ -132,7 +132,7 @@ class KillTest(unittest.TestCase):
                 self._error(rank, "JobFailed", "has not reached aggregator 'a0'", address)
 
     def test_a_silent_aggregator(self) -> None:
-        """It is stopped, and the scheduler waits for ever: its agents' connections are all there is."""
+        """An aggregator is stopped. The scheduler keeps it, so agents must notice it themselves."""
         limits = ["--silence_ms=6s", "--unreachable_ms=3s"]
         for way in ("--local_transport", "--nolocal_transport"):
             with self.subTest(way=way), Cluster() as cluster:
@@ -181,7 +181,7 @@ class KillTest(unittest.TestCase):
             job = Job(cluster, nodes=(1, 1))
             late = job.ranks[1][0]
             cluster.stop(late.process)
-            # The agent names who is missing; nobody fails.
+            # The agent names the missing rank, and nobody fails.
             cluster.wait_for_log(job.agents[0], "node 1")
             self.assertIsNone(job.ranks[0][0].process.poll())
             cluster.resume(late.process)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregators of several lanes: all of them sum, and they come and go together."""
+"""Tests aggregators with several lanes. All lanes sum, and they come and go together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LanesTest(unittest.TestCase):
             aggregator_options=options,
             agent_options=_GOES_ON,
         )
-        # The second lanes may have come after the view, which the first made.
+        # The second lanes may have come after the view that the first lanes made.
         self.assertEqual(_live(job), ["a0", "a0/1", "a1", "a1/1"])
         return job
 

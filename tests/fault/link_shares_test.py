@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that fill the link of their aggregator, and how much of it each one gets."""
+"""Tests how jobs share the link of their aggregator when they fill it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from permitted import network_of
 _JOBS = ("one", "other")
 _NODES = 2
 _MBIT = 1_000_000
-# Each rank always has so many tensors of so many bytes under way: more than a link's queue.
+# Each rank always has so many tensors of so many bytes under way, which is more than a link's
+# queue.
 _TENSORS, _TENSOR_BYTES = "6", str(512 << 10)
-# One lane sums the whole of a tensor as small as this: of fewer bytes than 64 KiB for each lane.
+# Tensors that one lane sums as a whole, because they have less than 64 KiB for each lane.
 _SMALL_TENSORS, _SMALL_TENSOR_BYTES = 40, 96 << 10
-# Rounds of the job that gets more, before anything is compared, and that are compared.
+# How many rounds of the job with more pass before the comparison, and how many are compared.
 _FIRST_ROUNDS, _ROUNDS = 30, 90
 
 
@@ -37,7 +38,7 @@ def _mix(value: int) -> int:
 
 
 def _fingerprint(text: str) -> int:
-    """As libs/base/fingerprint.h has it."""
+    """Returns the fingerprint of libs/base/fingerprint.h."""
     value = 0xCBF29CE484222325 ^ len(text)
     for char in text.encode():
         value = (value ^ char) * 0x100000001B3 % 2**64
@@ -45,7 +46,7 @@ def _fingerprint(text: str) -> int:
 
 
 def _names_at(lane: str, lanes: list[str], count: int) -> list[str]:
-    """Names of tensors that are placed whole at that lane (libs/view/placement.h)."""
+    """Returns names of tensors that lie whole at that lane (libs/view/placement.h)."""
 
     def owner(name: str) -> str:
         key = _mix(_fingerprint(name))
@@ -56,7 +57,7 @@ def _names_at(lane: str, lanes: list[str], count: int) -> list[str]:
 
 
 class _Jobs:
-    """An aggregator behind a link of that rate, and two jobs of two nodes, each on a host of its own."""
+    """An aggregator with a slow link, and two jobs of two nodes, each on a host of its own."""
 
     def __init__(self, rules: str, link_bits_per_s: int, lanes: int = 1) -> None:
         self._rules = rules
@@ -94,7 +95,7 @@ class _Jobs:
         line = [f"--scheduler={self._scheduler}", "--name=x", f"--lanes={self._lanes}", *listen]
         self._cluster.start("aggregator", "aggregator.x", line, self._server)
         end_s = time.monotonic() + DEADLINE_S
-        while len(self._aggregators()) < self._lanes:  # They have not registered yet.
+        while len(self._aggregators()) < self._lanes:  # Some lanes have not registered yet.
             assert time.monotonic() < end_s
             time.sleep(0.01)
 
@@ -109,12 +110,12 @@ class _Jobs:
         return sum(int(lane["counters"]["credit_held_bytes"]) for lane in lanes)
 
     def sums_at(self, lane: str, job: str) -> int:
-        """Slices of the job that the lane has summed."""
+        """Returns how many slices of the job the lane has summed."""
         jobs = {each["name"]: each for each in self._aggregators()[lane]["jobs"]}
         return int(jobs[job]["rounds_done"]) if job in jobs else 0
 
     def begin(self, job: str, tensors: Sequence[str] = (_TENSORS, _TENSOR_BYTES)) -> None:
-        """Returns when a round is over."""
+        """Starts the job. Returns when a round is over."""
         self._ranks[job] = []
         for node in range(_NODES):
             host = self._network.enter(f"{job}{node}")
@@ -135,14 +136,17 @@ class _Jobs:
             self._ranks[job][0].wait_for("step ")
 
     def drop(self, job: str) -> int:
-        """How many rounds have come that nobody has asked for."""
+        """Drops the rounds that have come and that nobody has taken. Returns how many."""
         rank = self._ranks[job][0]
         lines = [rank.lines.get() for _ in range(rank.lines.qsize())]
         assert all(line.startswith("step ") for line in lines), lines
         return len(lines)
 
     def ratio(self, times: int = 1) -> float:
-        """Rounds of one job over those of the other, while both are busy; of so many times more."""
+        """Returns the rounds of one job over those of the other, while both are busy.
+
+        It compares `times` as many rounds.
+        """
         self.goes_on("one", times * _FIRST_ROUNDS)
         self.drop("one")
         self.drop("other")
@@ -156,7 +160,7 @@ class LinkSharesTest(unittest.TestCase):
         with _Jobs(rules, link_bits_per_s) as jobs:
             jobs.begin("one")
             jobs.goes_on("one", 10)
-            # A job alone waits for nobody.
+            # A single job does not wait for credit.
             self.assertEqual(jobs.credit_held_bytes(), 0)
             jobs.begin("other")
             ratio = jobs.ratio()
@@ -182,7 +186,7 @@ class LinkSharesTest(unittest.TestCase):
         self._check_weights(1000 * _MBIT)
 
     def test_four_to_one_over_all_lanes(self) -> None:
-        """A job at one lane, and one at both: they share the link, and not that lane alone."""
+        """One job is at one lane, the other at both. They share the link, not only that lane."""
         lanes = ["x", "x/1"]
         names = _names_at(lanes[0], lanes, _SMALL_TENSORS)
         small = [str(_SMALL_TENSORS), str(_SMALL_TENSOR_BYTES), *names]
@@ -205,7 +209,7 @@ class LinkSharesTest(unittest.TestCase):
         self.assertLess(ratio, 1.7)
 
     def test_a_priority_goes_before_a_lower_one(self) -> None:
-        """16 to 1. The other job still goes on."""
+        """Priorities give shares of 16 to 1. The other job still goes on."""
         ratio = self._ratio("job one priority=high\n", 200 * _MBIT)
         self.assertGreater(ratio, 8)
         self.assertLess(ratio, 40)

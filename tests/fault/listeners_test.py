@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ports and sockets the processes of `talweg run` listen on."""
+"""Tests on which ports and sockets the processes of `talweg run` listen."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from cluster import DEADLINE_S, PROGRAMS, TOOL
 
-_LISTENS = "0A"  # TCP_LISTEN, as /proc/net/tcp has it.
-_ACCEPTS = 1 << 16  # SO_ACCEPTCON, as /proc/net/unix has it.
+_LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp.
+_ACCEPTS = 1 << 16  # SO_ACCEPTCON in /proc/net/unix.
 
 
 def _descendants(pid: int) -> list[int]:
-    """The process and all that have come of it."""
+    """Returns the process and all its descendants."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -37,7 +37,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _sockets_of(pids: list[int]) -> set[str]:
-    """The inodes of the sockets that any of them holds."""
+    """Returns the inodes of the sockets that the processes hold."""
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -51,7 +51,7 @@ def _sockets_of(pids: list[int]) -> set[str]:
 
 
 def _ports(inodes: set[str]) -> set[int]:
-    """TCP ports that these sockets listen on."""
+    """Returns the TCP ports on which these sockets listen."""
     ports = set()
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -62,7 +62,7 @@ def _ports(inodes: set[str]) -> set[int]:
 
 
 def _udp_ports(inodes: set[str]) -> set[int]:
-    """UDP ports that these sockets are bound to."""
+    """Returns the UDP ports to which these sockets are bound."""
     ports = set()
     for table in ("udp", "udp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -73,7 +73,7 @@ def _udp_ports(inodes: set[str]) -> set[int]:
 
 
 def _unix_names(inodes: set[str], *, listening: bool) -> set[str]:
-    """Names of Unix sockets among these: of those that others may connect to, or of all."""
+    """Returns the names of Unix sockets; with `listening` only those that accept connections."""
     names = set()
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split(maxsplit=7)
@@ -85,7 +85,7 @@ def _unix_names(inodes: set[str], *, listening: bool) -> set[str]:
 
 
 class _Run:
-    """A `talweg run` whose ranks are at work."""
+    """A `talweg run` whose ranks make steps."""
 
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self.sockets = _sockets_of(_descendants(process.pid))
@@ -142,13 +142,13 @@ class ListenersTest(unittest.TestCase):
                 self.assertEqual(_ports(run.sockets), set())
                 self.assertEqual(_udp_ports(run.sockets), set())
                 names = _unix_names(run.sockets, listening=True)
-                # The agents' two each; the scheduler's, and two of each aggregator.
+                # Each agent has two, the scheduler has one, and each aggregator has two.
                 self.assertEqual(len(names), 2 if options == ["--nodes=1"] else 4 + 1 + 4, names)
                 directories = {os.path.dirname(name) for name in names}
                 self.assertEqual(len(directories), 1, names)
                 self.assertRegex(directories.pop(), r"^/tmp/talweg\.\w+/talweg-run-\w+$")
                 self.assertNotIn("TCP ports", run.errors)
-                # Nor has any socket a name that has no file, and so no mode ("@...").
+                # No socket has a name without a file ("@..."), which would have no mode.
                 bound = _unix_names(run.sockets, listening=False)
                 self.assertLessEqual(names, bound)
                 self.assertEqual([name for name in bound if not name.startswith("/")], [])
@@ -166,7 +166,7 @@ class ListenersTest(unittest.TestCase):
             with self.subTest(options=options, variables=variables):
                 with _run(*options, **variables) as run:
                     ports = _ports(run.sockets)
-                    # The scheduler's, the aggregator's two, and each agent's.
+                    # The scheduler and each agent have one, and the aggregator has two.
                     self.assertEqual(len(ports), 4 if "--nodes=1" in options else 5)
                     (said,) = [line for line in run.errors.splitlines() if "TCP ports" in line]
                     self.assertIn(options[-1] if not variables else next(iter(variables)), said)

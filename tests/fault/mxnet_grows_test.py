@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of MXNet that begins with one rank and grows: programs/mxnet_grows.py."""
+"""Tests a job of MXNet that begins with one rank and grows: programs/mxnet_grows.py."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from cluster import Cluster
 
 class MxnetGrowsTest(unittest.TestCase):
     def _grow(self, way: str) -> None:
-        """Ranks join that make their trainer when others have made theirs, with other numbers of
-        ranks.
-        """
+        """Runs ranks that join and make their trainers after others, who had fewer ranks then."""
         with self.subTest(way=way), Cluster() as cluster:
             job = Job(cluster, [way], program="mxnet_grows.py")
             job.add(2)
             for rank in job.ranks:
                 rank.wait_for("of 3 ranks")
                 rank.goes_on()
-            # What one tells of names that are new to it all hear, also who was alone at first.
+            # All ranks hear names that are new to one, also the rank that was alone at first.
             require_no_open_round(self, job.agents, "talweg.join.")
-            job.end(self, [0, 1, 2])  # All with the same weights.
+            job.end(self, [0, 1, 2])  # All have the same weights.
             end = re.fullmatch(r"weights (\S+) (\S+) of (\d+) steps", job.ranks[0].seen[-1])
             assert end is not None, job.ranks[0].seen[-1]
             self.assertEqual((-float(end[1]), -float(end[2])), (float(end[3]),) * 2)

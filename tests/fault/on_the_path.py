@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody on the path between the agents of a job and its aggregator, for tests."""
+"""An attacker on the path between the agents of a job and its aggregator, for tests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from collections.abc import Callable
 
 from cluster import DEADLINE_S, Daemon
 
-# Makes a piece of bytes another. One that raises OSError breaks that connection at both ends.
+# Returns changed bytes. If it raises OSError, the connection breaks at both ends.
 Change = Callable[[bytes], bytes]
 
 
 def place_of(daemon: Daemon) -> tuple[str, int]:
-    """Where an aggregator says that it listens for agents."""
+    """Returns the address at which an aggregator says that it listens for agents."""
     found = re.match(r"(?:fi:)?tcp://([\d.]+):(\d+)", daemon.addresses["data"])
     assert found is not None, daemon.addresses
     return found[1], int(found[2])
 
 
 class OnThePath:
-    """Everything between the agents of a job and its aggregator goes through here.
+    """A proxy for all bytes between the agents of a job and its aggregator.
 
-    The aggregator listens on 127.0.0.1 and tells agents 127.0.0.2, with the same port, where this
-    listens. `touch` makes the next long piece of bytes to the aggregator, or to the agent, another.
+    The aggregator listens on 127.0.0.1 and tells agents 127.0.0.2 with the same port, where the
+    proxy listens. `touch` changes the next long piece of bytes to the aggregator or to the agent.
     """
 
     def __init__(self) -> None:

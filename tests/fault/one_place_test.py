@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contribution and result in one place, over connections that break in the middle of anything."""
+"""Tests contribution and result in one place, over connections that break at any moment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import unittest
 from cluster import DEADLINE_S, TOOL, Cluster, Daemon
 from on_the_path import OnThePath, place_of
 
-_TENSOR_BYTES = 12_000_000  # in_place.py's.
+_TENSOR_BYTES = 12_000_000  # The tensor of in_place.py.
 _CUTS = 3
-# The first may be over before a connection is cut, the second cuts it, the third needs another one.
+# The first step may end before a connection is cut, the second cuts it, the third needs a new one.
 _STEPS = 5
 
 
 class _OneJob:
-    """Two nodes whose ranks sum in place if they can, and somebody on the path to the only aggregator."""
+    """Two nodes whose ranks sum in place if they can, and a proxy before the only aggregator."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class _OneJob:
 
     def go_on(self) -> None:
         for rank in self.ranks:
-            rank.goes_on(_STEPS)  # And says so only where its sums are right.
+            rank.goes_on(_STEPS)  # A rank reports a step only if its sums are right.
 
 
 def _memory_bytes(agent: Daemon) -> int:
@@ -60,7 +60,7 @@ def _memory_bytes(agent: Daemon) -> int:
 
 class OnePlaceTest(unittest.TestCase):
     def test_connections_that_break(self) -> None:
-        """A piece on its way is lost with its connection: rounds go on with the right sums."""
+        """A piece on its way is lost with its connection. Rounds go on with the right sums."""
         dice = random.Random(20)
 
         def cut(_: bytes) -> bytes:
@@ -80,7 +80,7 @@ class OnePlaceTest(unittest.TestCase):
                     job.go_on()
 
     def test_memory(self) -> None:
-        """What an agent holds of a tensor: one place, or what the ranks give and one, or all."""
+        """An agent holds one place for a tensor if it can, and otherwise more buffers."""
         for policy, ranks, buffers in (
             ("fail_job", 1, 1),
             ("fail_job", 2, 3),

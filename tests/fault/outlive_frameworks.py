@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills the agents of programs that use outliver.py, in the middle of each way of training."""
+"""Kills the agents of programs that use outliver.py, during each way of training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch_forks import TorchForks
 
 
 def _mapped(pid: int) -> int:
-    """How many bytes of memory that it shares with agents it has in its address space."""
+    """Returns how many bytes of memory shared with agents the process has mapped."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     ranges = [line.split()[0].split("-") for line in maps if "/memfd:" in line]
     return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
 
 class _Ways:
-    """A job whose program trains by several ways."""
+    """A job whose program trains in several ways."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class _Ways:
         self._ways = ways
         self._on_one_node = on_one_node
         options, arguments = ["--nodes=2", "--loss-policy=continue"], [program, *ways]
-        if on_one_node:  # Nobody has the state but the ranks themselves.
+        if on_one_node:  # Only the ranks themselves have the state.
             options, arguments = ["--ranks-per-node=2"], [program, "--save", *ways]
         self.run = Run(test, arguments, options, 4 * len(ways), forks)
         self._killed: dict[int, int] = {}
@@ -48,7 +48,7 @@ class _Ways:
         self.run.go_on(2)
 
     def kill_rank(self) -> None:
-        """Kills a rank. Another process comes in its place, which knows nothing of what was before."""
+        """Kills a rank. Another process without any state takes its place."""
         victim = max(self.run.said())
         self.run.dead.add(victim)
         os.kill(victim, signal.SIGKILL)
@@ -57,7 +57,7 @@ class _Ways:
         self.run.go_on(2)
 
     def living(self) -> dict[int, list[str]]:
-        """What the ranks have said that have not been killed."""
+        """Returns the lines of ranks that were not killed."""
         return {pid: lines for pid, lines in self.run.said().items() if pid not in self.run.dead}
 
     def end(self, way: str) -> None:
@@ -69,7 +69,7 @@ class _Ways:
         self.run.wait_for(f"no end of {way}", lambda _: all(map(has_ended, self.living().values())))
 
     def check(self, way: str) -> None:
-        """All have the same bits, and have ended each step once, whoever was there."""
+        """Checks that all have the same bits, and have ended each step once."""
         said = self.living()
         self._test.assertEqual(len(said), 2)
         ends = {
@@ -77,7 +77,7 @@ class _Ways:
         }
         self._test.assertEqual(len(ends), 1, f"{way}: {ends}")
         if self._on_one_node:
-            return  # All go back to a step that all have ended.
+            return  # Here all go back to a step that all have ended.
         ended: set[int] = set()
         for lines in self.run.said().values():
             words = [line.split() for line in lines if line.startswith("step ")]
@@ -95,10 +95,10 @@ def live(
     lets_go: bool = True,
     forks: TorchForks | None = None,
 ) -> None:
-    """Kills agents during each way: one node's twice, then the other's, or the only one. During the
-    first way a rank is killed, too.
+    """Kills agents during each way: one node's twice and then the other's, or the only one. During
+    the first way it kills a rank, too.
 
-    `lets_go`: ranks keep nothing that agents which are gone had shared.
+    With `lets_go` ranks keep no memory that they shared with lost agents.
     """
     job = _Ways(test, program, ways, on_one_node, forks)
     for way in ways:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that train with jax, whose agents are killed and come back."""
+"""Tests programs that train with jax while their agents are killed and come back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that train with mxnet, whose agents are killed and come back."""
+"""Tests programs that train with mxnet while their agents are killed and come back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OutliveMxnetTest(unittest.TestCase):
         live(self, "outlive_mxnet.py", _WAYS, on_one_node=True)
 
     def test_a_rank_that_is_new_to_a_store(self) -> None:
-        """Its store gives it no values: the others have had theirs when they began."""
+        """A new rank's store gives it no values, because the others got theirs at the beginning."""
         live(self, "outlive_mxnet.py", ["kvstore"])
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that outlive their agent, with real daemons: agents are killed, and started again.
+"""Tests ranks that outlive their agent, with real daemons. Agents are killed and started again.
 
-Each rank keeps its process. What it was in the middle of is done by the others, and it goes on with
-their state (docs/elastic.md).
+Each rank keeps its process. The others end the step that the rank was in, and it goes on with their
+state (docs/elastic.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAMPLES = 96
 
 
 class _Trainee:
-    """A rank that runs train_on.py, and what it has said."""
+    """A rank that runs train_on.py, and its lines."""
 
     def __init__(self, crew: Any, agent: Daemon, arguments: Sequence[str]) -> None:
         self._crew = crew
@@ -49,12 +49,12 @@ class _Trainee:
         return [int(line.split()[1]) for line in self.lines() if line.startswith("step ")]
 
     def goes_on(self, count: int = 10) -> None:
-        """Returns when it has ended so many steps more."""
+        """Returns when it has ended `count` more steps."""
         begin = len(self.steps())
         self.wait_for("no steps", lambda _: len(self.steps()) >= begin + count)
 
     def begins(self, count: int) -> str:
-        """How it has begun, for the `count`th time."""
+        """Returns the line of its `count`th beginning."""
 
         def all_of(lines: list[str]) -> list[str]:
             return [line for line in lines if line.startswith("begins ")]
@@ -63,18 +63,18 @@ class _Trainee:
         return all_of(lines)[count - 1]
 
     def end(self) -> str:
-        """Its last line."""
+        """Returns its last line."""
         self.rank.process.wait(DEADLINE_S)
         return self.lines()[-1]
 
     def mapped(self) -> int:
-        """How many bytes of memory that it shares with agents it has in its address space."""
+        """Returns how many bytes of memory shared with agents it has mapped."""
         maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
         ranges = [line.split()[0].split("-") for line in maps if "/memfd:" in line]
         return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
     def taken(self) -> Counter[tuple[int, int]]:
-        """The samples, with their epochs, of the steps that it has ended."""
+        """Returns the samples, with their epochs, of the steps that it has ended."""
         taken: Counter[tuple[int, int]] = Counter()
         batch: list[tuple[int, int]] = []
         for line in self.lines():
@@ -135,20 +135,20 @@ class _Crew:
         self.trainees[node] = _Trainee(self, self.agents[node], self._arguments)
 
     def stop(self) -> list[str]:
-        """Has the ranks end; how they did."""
+        """Tells the ranks to end. Returns their last lines."""
         (self.directory / "stop").touch()
         return [trainee.end() for trainee in self.trainees]
 
 
 class OutliveTest(unittest.TestCase):
     def _check_survivor(self, trainee: _Trainee) -> None:
-        """It has begun once, and has ended each step once."""
+        """Checks that the rank has begun once, and has ended each step once."""
         steps = trainee.steps()
         self.assertEqual(steps, list(range(1, steps[-1] + 1)))
         self.assertEqual(sum(line.startswith("begins") for line in trainee.lines()), 1)
 
     def _check_samples(self, *trainees: _Trainee) -> None:
-        """Each sample of each epoch was taken once; of the last one some may be left."""
+        """Checks that each sample of each epoch was taken once, except for the last epoch."""
         taken = Counter[tuple[int, int]]()
         for trainee in trainees:
             taken.update(trainee.taken())
@@ -157,7 +157,7 @@ class OutliveTest(unittest.TestCase):
         self.assertGreater(last, 0)
         for epoch in range(last):
             missing = [index for index in range(_SAMPLES) if (epoch, index) not in taken]
-            # A rank that was lost may have ended its step, and not have heard of it any more.
+            # A lost rank may have ended its step without hearing of it.
             self.assertLessEqual(len(missing), 4 * len(trainees), f"epoch {epoch}: {missing}")
 
     def test_an_agent_that_comes_back(self) -> None:
@@ -166,7 +166,7 @@ class OutliveTest(unittest.TestCase):
                 crew = _Crew(cluster, nodes=2)
                 lost, other = crew.trainees[victim], crew.trainees[1 - victim]
                 mapped = lost.mapped()
-                for count in (2, 3):  # It is killed twice.
+                for count in (2, 3):  # The agent is killed twice.
                     crew.kill_agent(victim)
                     other.goes_on()
                     crew.start_agent(victim)
@@ -176,7 +176,7 @@ class OutliveTest(unittest.TestCase):
                     lost.goes_on()
                     other.goes_on()
                 require_no_open_round(self, crew.agents)
-                # What the agents that are gone had shared is gone, too.
+                # The memory of lost agents is gone, too.
                 self.assertLess(lost.mapped(), 1.5 * mapped)
                 ends = crew.stop()
                 self.assertEqual(len(set(ends)), 1, ends)
@@ -197,7 +197,7 @@ class OutliveTest(unittest.TestCase):
             draw = random.Random(5)
             lost = crew.trainees[2]
             for _ in range(8):
-                # Before the node has entered, while the state travels, or later.
+                # The kill comes before the node has entered, while the state travels, or later.
                 time.sleep(draw.uniform(0, 0.15))
                 crew.kill_agent(2)
                 crew.start_agent(2)
@@ -237,7 +237,7 @@ class OutliveTest(unittest.TestCase):
                 crew.kill_agent(2)
                 survivor.goes_on(3)
                 crew.start_agent(2)
-                crew.agents[0].process.wait(DEADLINE_S)  # Killed, while it gave its state away.
+                crew.agents[0].process.wait(DEADLINE_S)  # It was killed while it gave its state.
                 joiner.begins(2)
                 crew.start_agent(0)
                 source.begins(2)
@@ -259,7 +259,7 @@ class OutliveTest(unittest.TestCase):
             lost, other = crew.trainees
             agent = crew.agents[0]
             cluster.stop(agent.process)
-            other.goes_on()  # When the lease is over.
+            other.goes_on()  # The other rank goes on when the lease is over.
             agent.kill()
             crew.start_agent(0)
             lost.begins(2)
@@ -287,7 +287,7 @@ class OutliveTest(unittest.TestCase):
             crew = _Crew(cluster, nodes=2)
             first, other = crew.trainees[1], crew.trainees[0]
             first.rank.process.kill()
-            crew.agents[1].process.wait(DEADLINE_S)  # It has nobody to serve any more.
+            crew.agents[1].process.wait(DEADLINE_S)  # The agent ends, because it has no ranks.
             other.goes_on()
             crew.start_agent(1)
             crew.start_rank(1)
@@ -311,7 +311,7 @@ class OutliveTest(unittest.TestCase):
                         self.assertIn("its job has begun anew", trainee.end())
                     continue
                 begins = {trainee.begins(2) for trainee in crew.trainees}
-                # From one step that both had ended.
+                # Both begin at a step that both had ended.
                 [step] = {int(line.split()[1]) for line in begins}
                 self.assertGreaterEqual(step, 10)
                 for trainee in crew.trainees:
@@ -328,7 +328,7 @@ class OutliveTest(unittest.TestCase):
             for node in range(2):
                 crew.start_agent(node)
             crew.start_rank(0)
-            # It has the lowest number, and fresh weights: the other one's count.
+            # The rank has the lowest number, but new weights. So the other rank's weights count.
             steps = {int(crew.trainees[0].begins(1).split()[1])}
             steps.add(int(crew.trainees[1].begins(2).split()[1]))
             self.assertEqual(len(steps), 1, steps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that train with torch, whose agents are killed and come back."""
+"""Tests programs that train with torch while their agents are killed and come back."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For programs of outlive_frameworks_*_test: one process trains by several ways, one after another.
+"""Has one process train in several ways, one after another, for programs that outlive agents.
 
     PROGRAM DIRECTORY [--save] WAY...
 
-Each way trains until DIRECTORY/stop.WAY is there. Lines go to DIRECTORY/PID: "begins STEP WAY" where
+Each way trains until DIRECTORY/stop.WAY exists. Lines go to DIRECTORY/PID: "begins STEP WAY" when
 the function of run() is called, "step STEP WAY" after each step, "weights WAY DIGEST" at a way's
-end. A process that DIRECTORY/kill.PID is for kills the process that is named there in the middle of
-a step.
+end. If DIRECTORY/kill.PID exists for a process, it kills the process that the file names during a
+step.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Program:
         prepare: Callable[[], Callable[[int], None]],
         weights: Callable[[], Iterable[np.ndarray]],
     ) -> None:
-        """Trains. `prepare` gives what makes a step of a number: for the ranks that there are."""
+        """Trains. `prepare` returns the function that makes a step, for the current ranks."""
 
         def train(state: Any) -> None:
             self.say(f"begins {state.step} {way}")
             make_step = prepare()
-            gc.collect()  # What a framework had of the agent before may be in cycles.
+            gc.collect()  # Cycles may keep objects that a framework had of the lost agent.
             while not state.stopped:
                 make_step(state.step)
                 own = np.array([(self._told.directory / f"stop.{way}").exists()], np.int32)
@@ -82,7 +82,7 @@ def main(
     init: Callable[[], Any] = talweg.init,
     shutdown: Callable[[], Any] = talweg.shutdown,
 ) -> None:
-    """The whole program: trains by each of the ways that it is told."""
+    """The whole program. It trains in each of the given ways."""
     program = Program()
     init()
     for way in program.ways:

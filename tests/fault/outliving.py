@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run` whose agents are killed under ranks that outlive them."""
+"""A `talweg run` whose agents tests kill, and whose ranks outlive them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_forks import TorchForks
 
 
 class Run(TalwegRun):
-    """A `talweg run` of one of the programs that end steps until DIRECTORY/stop is there."""
+    """A `talweg run` of a program that makes steps until DIRECTORY/stop exists."""
 
     def __init__(
         self,
@@ -29,12 +29,13 @@ class Run(TalwegRun):
         forks: TorchForks | None = None,
     ) -> None:
         super().__init__(test, program, [*options, f"--restarts={restarts}"], forks)
-        self.dead: set[int] = set()  # Ranks' processes that the test has killed.
+        self.dead: set[int] = set()  # Processes of ranks that the test has killed.
         self._has_nodes = any(option.startswith("--nodes=") for option in options)
 
     def agent(self, node: int, not_pid: int = 0) -> int:
-        """The pid of a node's agent, when it is there."""
-        number = [f"--node_rank={node}"] if self._has_nodes else []  # A single node's has none.
+        """Returns the PID of a node's agent, when it is there."""
+        # The agent of a single node has no such option.
+        number = [f"--node_rank={node}"] if self._has_nodes else []
         return self.daemon("talweg-agent", *number, not_pid=not_pid)
 
     def said(self) -> dict[int, list[str]]:
@@ -48,12 +49,12 @@ class Run(TalwegRun):
             time.sleep(0.01)
 
     def go_on(self, ranks: int) -> None:
-        """Returns when so many processes have ended ten steps more."""
+        """Returns when so many processes have ended ten more steps."""
         gone_on = rank_logs.going_on(self.directory, ranks)
         self.wait_for("no steps", lambda _: gone_on())
 
     def begun(self, pid: int) -> int:
-        """How often it has begun."""
+        """Returns how often the process has begun."""
         return sum(line.startswith("begins") for line in self.said()[pid])
 
     def begins(self, pid: int, count: int) -> None:
@@ -65,10 +66,11 @@ class Run(TalwegRun):
     def kill_agent(
         self, node: int, count: int = 0, not_pid: int = 0, in_backward: bool = False
     ) -> int:
-        """Kills a node's agent, whose ranks begin for the `count`th time then (0: once more than by
-        now); returns its pid.
+        """Kills a node's agent, and returns its PID when its ranks have begun for the `count`th
+        time.
 
-        `in_backward`: one of its ranks does, where the program can.
+        With 0 they must begin once more. With `in_backward` one of the ranks kills the agent, if
+        the program can.
         """
         killed = self.agent(node, not_pid)
         try:
@@ -90,7 +92,7 @@ class Run(TalwegRun):
         return killed
 
     def _agent_of(self, rank: int) -> int:
-        """The agent that serves a rank: it has the socket's path that is in the rank's environment."""
+        """Returns the agent of a rank. The rank's environment has the path of its socket."""
         rank = self.forks.starter_of(rank) if self.forks else rank
         variables = Path(f"/proc/{rank}/environ").read_bytes().decode().split("\0")
         [path] = [each.partition("=")[2] for each in variables if each.startswith("TALWEG_AGENT_S")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages' own programs: a node's agent and rank are killed, and started again by hand."""
+"""Runs the programs of the documents. A node's agent and rank are killed, and started again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ElasticPageTest(unittest.TestCase):
 
 class ReadmeTest(unittest.TestCase):
     def test_a_program_that_ends_no_steps_goes_on_alone(self) -> None:
-        """Who is started again waits in init(), and status says for what."""
+        """The restarted rank waits in init(), and the status says for what."""
         with Cluster(with_torch=True) as cluster:
             job = Job(
                 cluster, [_README, "Use it", "readme"], program="page.py", begin_together=True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules on jobs and tenants, and jobs that take more than their share."""
+"""Tests rules for jobs and tenants, and jobs that take more than their share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TCP = ["--data_transport=tcp", "--local_transport=false"]
 
 
 def _write(path: Path, text: str) -> None:
-    """Puts another file in its place, so that nobody reads half of it."""
+    """Replaces a file as a whole, so nobody reads half of it."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)
@@ -29,7 +29,7 @@ def _status(address: str) -> dict[str, Any]:
 
 
 def _rude(cluster: Cluster, job: Job, manner: str, name: str = "rude") -> Rank:
-    """A member of a job of its own that behaves so; returns when it does."""
+    """Starts a member of another job that misbehaves in that manner. Returns when it does."""
     program = str(RUNFILES / "tests/attackers/rude_member")
     scheduler = job.scheduler.addresses["listen"]
     rude = Rank(cluster.process([program, scheduler, "none", name, manner]))
@@ -58,7 +58,7 @@ class QuotasTest(unittest.TestCase):
             self.assertIn("1 of the jobs_max=1 jobs that it may have", waiting["text"])
             [tenant] = status["tenants"]
             self.assertEqual((tenant["name"], tenant["job_count"]), ("vision", "1"))
-            # A mistake changes nothing and is told; then there is room.
+            # A wrong rule changes nothing and is reported. Then a correct rule makes room.
             _write(rules, "tenant vision jobs_max=many\n")
             cluster.wait_for_log(job.scheduler, "line 1 has a wrong setting: jobs_max is 'many'")
             [tenant] = _status(address)["tenants"]
@@ -101,7 +101,7 @@ class QuotasTest(unittest.TestCase):
                         self.assertIn("in the scheduler's quotas_file", line)
 
     def test_a_job_goes_on_beside_one_that_behaves_badly(self) -> None:
-        """Whatever another job does to their aggregator, the steps of this one go on."""
+        """The steps of a job go on, whatever another job does to their aggregator."""
         for manner in ("greedy", "refused", "garbage", "silent"):
             with self.subTest(manner), Cluster() as cluster:
                 job = Job(cluster, aggregator_options=_TCP, agent_options=_TCP)
@@ -109,7 +109,7 @@ class QuotasTest(unittest.TestCase):
                 rude.wait_for("done")
                 for rank in job.all_ranks():
                     rank.goes_on()
-                rude.wait_for("done 160")  # It has gone on, too.
+                rude.wait_for("done 160")  # The rude member has gone on, too.
                 for daemon in (*job.aggregators, *job.agents):
                     self.assertIsNone(daemon.process.poll())
                 [answer] = _status(job.scheduler.addresses["listen"])["aggregators"].values()
@@ -124,7 +124,7 @@ class QuotasTest(unittest.TestCase):
                     self.assertGreater(refused["unreadable_frame"], 10)
                 else:
                     self.assertGreater(int(answer["counters"]["connections_over_limit"]), 10)
-                # Then it goes silent in the middle of that.
+                # Then the rude member goes silent during its attack.
                 cluster.stop(rude.process)
                 for rank in job.all_ranks():
                     rank.goes_on()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks say in tests that kill: each of their processes writes lines to DIRECTORY/PID."""
+"""Reads the lines of ranks in tests that kill. Each process writes to DIRECTORY/PID."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STEPS = 10
 
 
 def said(directory: Path) -> dict[int, list[str]]:
-    """By pid."""
+    """Returns the lines of each process, by PID."""
     return {
         int(path.name): path.read_text().splitlines()
         for path in directory.iterdir()
@@ -19,7 +19,7 @@ def said(directory: Path) -> dict[int, list[str]]:
 
 
 def going_on(directory: Path, ranks: int) -> Callable[[], bool]:
-    """Whether so many processes have ended ten steps more since this call."""
+    """Returns a function. It tells whether so many processes have ended ten steps since now."""
     begin = {pid: len(lines) for pid, lines in said(directory).items()}
 
     def has_gone_on(pid: int, lines: list[str]) -> bool:

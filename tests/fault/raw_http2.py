@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC's bytes by hand, for those who do not keep to what a gRPC library would send."""
+"""Makes the bytes of gRPC by hand, for clients that send what no gRPC library would send."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION =
 ACK, END_STREAM, END_HEADERS = 1, 1, 4
 FRAME_BYTES_MAX = 16384
 _WINDOW_BYTES = 65535
-_FIRST_WINDOW = 4  # The setting's name: of a stream.
+_FIRST_WINDOW = 4  # The setting of a stream's first window (SETTINGS_INITIAL_WINDOW_SIZE).
 
 
 def number(value: int) -> bytes:
-    """A length of HPACK, with a prefix of seven bits."""
+    """Returns a length in HPACK, with a prefix of seven bits."""
     if value < 127:
         return bytes([value])
     value -= 127
@@ -37,7 +37,7 @@ def number(value: int) -> bytes:
 
 
 def field(name: str, value: bytes) -> bytes:
-    """A literal that nobody notes."""
+    """Returns a literal field of HPACK that is not stored in the table."""
     key = name.encode()
     return b"\0" + number(len(key)) + key + number(len(value)) + value
 
@@ -48,7 +48,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def request(method: str) -> bytes:
-    """What the metadata of each call begins with."""
+    """Returns the fields with which the metadata of each call begin."""
     block = field(":method", b"POST") + field(":scheme", b"http")
     block += field(":path", method.encode()) + field(":authority", b"localhost")
     return block + field("content-type", b"application/grpc") + field("te", b"trailers")
@@ -58,15 +58,15 @@ class RawHttp2:
     """One connection to a gRPC port. It sends as much as the other end's windows allow."""
 
     def __init__(self, address: str, timeout_s: float, answer_window: int = _WINDOW_BYTES) -> None:
-        """`answer_window`: how many bytes of each answer the other end may send."""
+        """`answer_window` is how many bytes of each answer the other end may send."""
         host, port = address.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._window = _WINDOW_BYTES  # The connection's.
-        self._first_window = _WINDOW_BYTES  # Each stream's.
+        self._window = _WINDOW_BYTES  # The window of the connection.
+        self._first_window = _WINDOW_BYTES  # The first window of each stream.
         self._windows: dict[int, int] = {}
         self.ended: set[int] = set()  # Streams that the other end has answered or reset.
-        self.closed: set[int] = set()  # Those of them on which nothing more will come.
+        self.closed: set[int] = set()  # Streams on which nothing more will come.
         self.is_over = False
         self._received = b""
         self._next_stream = 1
@@ -105,7 +105,7 @@ class RawHttp2:
         return stream
 
     def send(self, stream: int, data: bytes) -> int:
-        """As much of it as may be sent now. Returns how much that was."""
+        """Sends as much of the data as the windows allow now. Returns how much that was."""
         room = min(len(data), self._window, self._windows[stream])
         sent = 0
         while sent < room and not self.is_over and stream not in self.ended:
@@ -117,13 +117,13 @@ class RawHttp2:
         return sent
 
     def ask(self, method: str, message: bytes) -> int:
-        """A whole call, whose answer may come. Returns its stream."""
+        """Makes a whole call, whose answer may come. Returns its stream."""
         stream = self.call(method)
         self._send(frame(DATA, END_STREAM, stream, struct.pack(">BI", 0, len(message)) + message))
         return stream
 
     def take(self, timeout_s: float) -> bool:
-        """Takes in what has come, and waits so long for some. False: nothing came."""
+        """Takes what has come, and waits for it for `timeout_s`. Returns False if nothing came."""
         self._socket.settimeout(timeout_s)
         try:
             data = self._socket.recv(1 << 20)

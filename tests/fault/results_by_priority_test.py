@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results over a slow link: which leave first, by how many others have come before."""
+"""Tests in which order results leave over a slow link, by how many have come before one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from permitted import network_of
 _LOW_COUNT = 8
 _LOW_BYTES = 4 << 20
 _HIGH_BYTES = 1 << 20
-# 32 MiB take five seconds: results wait at the aggregator, whatever else this machine does.
+# At this rate 32 MiB take five seconds, so results wait at the aggregator on any machine.
 _LINK_BITS_PER_S = 50_000_000
 
 
 class ResultsByPriorityTest(unittest.TestCase):
     def _low_before_high(self, *options: str) -> tuple[int, int]:
-        """How many results of low priority come to "slow" before that of high priority, and how
-        many results have waited.
+        """Returns how many results of low priority come to "slow" before the one of high priority,
+        and how many results have waited.
 
-        "slow" has contributed to all when "quick" contributes to those of low priority, so all
-        their results are made at once; then to that of high priority.
+        "slow" has contributed to all tensors. Then "quick" contributes to those of low priority, so
+        all their results are made at once, and then to the one of high priority.
         """
         with contextlib.ExitStack() as stack:
             network = stack.enter_context(network_of(["server", "slow", "quick"]))
@@ -45,7 +45,7 @@ class ResultsByPriorityTest(unittest.TestCase):
                 answer = json.loads(output)["aggregators"].get("x")
                 return -1 if answer is None else int(answer["counters"][name])
 
-            while counter("contribution_bytes") < 0:  # It has not registered yet.
+            while counter("contribution_bytes") < 0:  # The aggregator has not registered yet.
                 time.sleep(0.01)
             ranks = []
             for node, host in enumerate(("slow", "quick")):
@@ -74,7 +74,7 @@ class ResultsByPriorityTest(unittest.TestCase):
             return count, counter("results_queued")
 
     def test_a_result_of_high_priority_overtakes(self) -> None:
-        """What overtakes nothing has left: the window, and what the kernel takes, 4 MiB at most."""
+        """A result of high priority overtakes all except those that have left, at most 4 MiB."""
         count, waited = self._low_before_high("--results_by_priority")
         self.assertLessEqual(count, _LOW_COUNT // 2)
         self.assertGreater(waited, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run --loss-policy=continue` with real daemons: who goes on, and how it ends."""
+"""Tests `talweg run --loss-policy=continue` with real daemons: who goes on, and how it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUNDS = 30
 
 
 def _run(*options: str, victim: int) -> subprocess.CompletedProcess[str]:
-    """Three nodes with a rank each, of which one dies before round 5."""
+    """Runs three nodes with one rank each. One rank dies before round 5."""
     program = [sys.executable, "-P", str(PROGRAMS / "count_ranks.py")]
     return subprocess.run(
         [
@@ -44,7 +44,7 @@ class RunGoesOnTest(unittest.TestCase):
                         for line in done.stdout.splitlines()
                         if line.startswith(f"[{rank}] round")
                     ]
-                    # All three begin. What the dead one had not pushed it is not in.
+                    # All three begin. The dead rank is missing in rounds that it had not pushed.
                     self.assertEqual(counts, ["3 to 3"] * 4 + ["2 to 2"] * (_ROUNDS - 4))
                 self.assertIn(f"node {victim} is lost, the others go on", done.stderr)
                 self.assertIn(f"has ended well without node {victim}: rank {victim}", done.stderr)

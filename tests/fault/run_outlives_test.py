@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run --restarts` starts an agent again, without the ranks that outlive it."""
+"""Tests that `talweg run --restarts` starts an agent again, while its ranks outlive it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunOutlivesTest(unittest.TestCase):
         output = run.stop()
         self.assertIn("the agent of node 0 is started again, its ranks wait for it (2 of 3", output)
         said = run.said()
-        self.assertEqual(set(said), pids)  # No rank has had another process.
+        self.assertEqual(set(said), pids)  # Each rank has kept its process.
         self.assertEqual(len({lines[-1] for lines in said.values()}), 1)
 
     def test_one_of_two_nodes(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run` starts again what was killed, with real daemons: all by their pids."""
+"""Tests that `talweg run` starts killed processes again, with real daemons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Run(TalwegRun):
         super().__init__(test, ["until_told.py"], options)
 
     def counts(self, rank: int) -> list[tuple[int, int]]:
-        """Which process of the rank has seen how many take part, round after round."""
+        """Returns for each round the rank's process, and how many ranks it has seen take part."""
         path = self.directory / str(rank)
         if not path.exists():
             return []
@@ -30,7 +30,7 @@ class _Run(TalwegRun):
         return [(int(pid), int(count)) for pid, count in whole]
 
     def await_count(self, rank: int, count: int, not_pid: int = 0, rounds: int = 20) -> int:
-        """Returns the rank's pid when it has seen as many take part in `rounds` rounds from now on."""
+        """Returns the rank's PID when `count` ranks have taken part in `rounds` more rounds."""
         begin = len(self.counts(rank))
         end = time.monotonic() + DEADLINE_S
         while True:
@@ -64,7 +64,7 @@ class RunRestartsTest(unittest.TestCase):
         pids = [run.await_count(rank, 3) for rank in range(3)]
         os.kill(run.daemon("talweg-scheduler"), signal.SIGKILL)
         os.kill(pids[2], signal.SIGKILL)
-        # It publishes the view without the node, and the one with it.
+        # The scheduler publishes a view without the node, and then one with it.
         run.await_count(2, 3, not_pid=pids[2])
         self.assertEqual([run.await_count(rank, 3) for rank in range(2)], pids[:2])
         run.stop()
@@ -77,14 +77,14 @@ class RunRestartsTest(unittest.TestCase):
         for killed in range(2):
             victim = run.await_count(1 + killed, 3)
             os.kill(victim, signal.SIGKILL)
-            # Its node comes back as a whole, and the other goes on.
+            # The rank's node comes back as a whole, and the other node goes on.
             run.await_count(1 + killed, 3, not_pid=victim)
             self.assertEqual(run.await_count(0, 3), pids[0])
         output = run.stop()
         self.assertIn("node 1 is started again (1 of 3 times in 300 s): rank 1", output)
         self.assertIn("node 1 is started again (2 of 3 times in 300 s): rank 2", output)
         self.assertEqual({pid for pid, _ in run.counts(0)}, {pids[0]})
-        # A round has all ranks of a node, or none.
+        # A round has all ranks of a node or none.
         self.assertLessEqual({count for _, count in run.counts(0)}, {1, 3})
 
     def test_an_agent_that_is_killed_comes_back(self) -> None:
@@ -99,18 +99,19 @@ class RunRestartsTest(unittest.TestCase):
         run = _Run(self, "--nodes=2", "--aggregators=2", "--loss-policy=continue", "--restarts=1")
         pids = [run.await_count(rank, 2) for rank in range(2)]
         for name in ("--name=0", "--name=1"):
-            # The second time all that is left is the one that has come back.
+            # The second time only the aggregator that has come back is left.
             killed = run.daemon("talweg-aggregator", name)
             os.kill(killed, signal.SIGKILL)
             self.assertEqual([run.await_count(rank, 2) for rank in range(2)], pids)
-            # Tensors may all be at the other one: these rounds do not show that the kill was noticed.
+            # All tensors may be at the other aggregator, so these rounds do not show that the kill
+            # was noticed.
             run.daemon("talweg-aggregator", name, not_pid=killed)
             self._await_aggregators(run, 2)
         run.stop()
         self.assertEqual({count for _, count in run.counts(0)}, {2})
 
     def _await_aggregators(self, run: _Run, count: int) -> None:
-        """Returns when the scheduler has as many; it asks where the supervisor has told it to be."""
+        """Returns when the scheduler, at the launcher's address for it, has `count` of them."""
         pid = run.daemon("talweg-scheduler")
         line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         address = next(each for each in line if each.startswith("--listen=")).partition("=")[2]

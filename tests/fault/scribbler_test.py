@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that writes anything into what it maps, at any moment, beside others' work.
+"""Tests a rank that writes random bytes into all memory that it maps, while others work.
 
-It may end its own node's part of its own job, by errors. No daemon and no other rank crashes, and
-another job on the same host, over the same aggregator, goes on with right sums.
+Its own node may get errors and lose its job. No daemon and no other rank crashes, and another job
+on the same host, with the same aggregator, goes on with right sums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIVES = 40 if os.environ.get("TALWEG_TEST_FULL") else 6
 
 class ScribblerTest(unittest.TestCase):
     def setUp(self) -> None:
-        # New ones in each run; TALWEG_SCRIBBLER_SEED replays those of one.
+        # Each run has new seeds. TALWEG_SCRIBBLER_SEED repeats those of an earlier run.
         first = int(os.environ.get("TALWEG_SCRIBBLER_SEED") or random.randrange(10**9))
         self.seeds = range(first, first + _LIVES)
         print(f"TALWEG_SCRIBBLER_SEED={first}", flush=True)
@@ -27,10 +27,10 @@ class ScribblerTest(unittest.TestCase):
     def check_life(
         self, cluster: Cluster, seed: int, agents: Sequence[Daemon], neighbours: Sequence[Rank]
     ) -> None:
-        """One scribbler's, at the first agent."""
+        """Runs one scribbler at the first agent."""
         scribbler = cluster.rank(agents[0], "scribble.py", [str(seed)])
         scribbler.wait_for("mapped ")
-        scribbler.process.wait(DEADLINE_S)  # A crash of its own harms nobody.
+        scribbler.process.wait(DEADLINE_S)  # It may crash itself.
         for agent in agents:
             agent.process.terminate()
         for agent in agents:
@@ -60,7 +60,7 @@ class ScribblerTest(unittest.TestCase):
                         rank.goes_on()
 
     def test_beside_ranks_that_sum(self) -> None:
-        """Two jobs of one node each, without a scheduler."""
+        """Runs two jobs of one node each, without a scheduler."""
         with Cluster() as cluster:
             options = ["--standalone", "--rank_count=2"]
             agent = cluster.agent(0, [*options, "--job=other"], name="other")

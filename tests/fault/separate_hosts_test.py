@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job over hosts with networks of their own: real TCP, and a cable that is pulled."""
+"""Tests a job on hosts with their own networks, with real TCP, and a cable that is pulled."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cluster import DEADLINE_S, PROGRAMS, TOOL, Cluster, Daemon, Rank
 from netns import Network, NotPermitted
 
 _LEASE_MS = 4000
-_STEP_BYTES = 300_000 * 4  # What a rank of steady.py pushes a step, at least.
+_STEP_BYTES = 300_000 * 4  # The least number of bytes that a rank of steady.py pushes in a step.
 _ON_SERVER = (("x", "server"), ("y", "server"))
 
 
 def _peers(pid: int) -> list[str]:
-    """Who the established TCP connections of that process's host (IPv4) are with."""
+    """Returns the peers of the established TCP connections (IPv4) of that process's host."""
     peers = []
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         _, _, remote, state = line.split()[:4]
@@ -35,7 +35,7 @@ def _peers(pid: int) -> list[str]:
 class SeparateHosts:
     """Machines "a" and "b", or others, and a "server" with a scheduler.
 
-    `aggregators`: by name, which machine each is on.
+    `aggregators` has the machine of each aggregator, by name.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SeparateHosts:
     def agent(self, node: int, host: str, count: int, job: str, more: Sequence[str] = ()) -> Daemon:
         """Starts a node's agent."""
         options = [
-            "--insecure",  # Its admin port, where it binds to an interface.
+            "--insecure",  # The agent needs it for an admin port that is bound to an interface.
             f"--scheduler={self.scheduler}",
             f"--job={job}",
             f"--node_rank={node}",
@@ -102,7 +102,7 @@ class SeparateHosts:
         return [self.cluster.rank(agent, "steady.py", (), inside) for _ in range(count)]
 
     def counters(self, agent: Daemon, host: str) -> dict[str, int]:
-        """What the agent of `host` counts."""
+        """Returns the counters of the agent of `host`."""
         line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
         output = subprocess.check_output([*self.network.enter(host), *line], timeout=DEADLINE_S)
         return {name: int(value) for name, value in json.loads(output)["counters"].items()}
@@ -135,7 +135,7 @@ class SeparateHostsTest(unittest.TestCase):
         with SeparateHosts() as hosts:
             first, second = hosts.ranks(0, "a", 2, "training")
             (lonely,) = hosts.ranks(1, "b", 1, "training")
-            # Each checks its sums. What it is told went over the wire, by TCP.
+            # Each rank checks its sums. All its data went over the wire by TCP.
             for rank in (first, second, lonely):
                 rank.wait_for("step 5 ")
             received, sent = hosts.network.bytes_moved("b")
@@ -147,8 +147,8 @@ class SeparateHostsTest(unittest.TestCase):
                 line = rank.wait_for("error ")
                 self.assertRegex(line, "error JobFailed: .*node 1.*machine-b")
                 self.assertEqual(rank.process.wait(DEADLINE_S), 3)
-            # With the cable back the one that was cut off learns what was decided without it, and
-            # the pool, which has not suffered, trains the next job.
+            # With the cable back the host that was cut off learns what was decided without it. The
+            # aggregators, which were not affected, serve the next job.
             hosts.network.plug("b")
             lonely.wait_for("error JobFailed")
             self.assertEqual(lonely.process.wait(DEADLINE_S), 3)
@@ -184,7 +184,7 @@ class SeparateHostsTest(unittest.TestCase):
             for rank in (first, other):
                 rank.wait_for("step 5 ")
             peers = _peers(network.pid("server"))
-            self.assertEqual(peers.count(second), 2, peers)  # One of each aggregator.
+            self.assertEqual(peers.count(second), 2, peers)  # Each aggregator has one connection.
 
     def test_a_long_way_is_kept_full(self) -> None:
         round_trip_s, link_bytes_per_s = 0.04, 50_000_000
@@ -199,7 +199,7 @@ class SeparateHostsTest(unittest.TestCase):
                 ranks.append(hosts.cluster.rank(agents[-1], "steady.py", ["4000000"], inside))
             for rank in ranks:
                 rank.wait_for("step 2 ")
-            # With slices, and what comes back in 10 ms, 1.1 MB would be on their way at most.
+            # A window that did not grow with the round trip would have at most 1.1 MB.
             wanted_bytes = int(link_bytes_per_s * 0.9 * (round_trip_s + 0.01))
             deadline_s = time.monotonic() + DEADLINE_S
             while time.monotonic() < deadline_s:
@@ -209,10 +209,10 @@ class SeparateHostsTest(unittest.TestCase):
                     break
             self.assertGreater(counters["send_window_bytes"], wanted_bytes, counters)
             for rank in ranks:
-                rank.wait_for("step 4 ")  # Each has checked its sums.
+                rank.wait_for("step 4 ")  # Each rank has checked its sums.
 
     def test_parts_cross_the_links_that_they_must_and_no_other(self) -> None:
-        # Each rank gives 6 MiB. Of a part of 2 MiB, what its own host has stays there.
+        # Each rank gives 6 MiB. The part of 2 MiB for its own host stays there.
         rounds, must_bytes = 4, 4 << 20
         aggregators = [(f"agg-{host}", host) for host in "abc"]
         with SeparateHosts("abc", aggregators) as hosts:
@@ -229,7 +229,7 @@ class SeparateHostsTest(unittest.TestCase):
                     rank.wait_for("done")
 
             for name in ("reduce_scatter", "all_to_all", "all_gather"):
-                call(name, 1)  # Here they agree on the tensors.
+                call(name, 1)  # In this call the ranks agree on the tensors.
                 before = {host: hosts.network.bytes_moved(host) for host in "abc"}
                 call(name, rounds)
                 for host, counts in before.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run --scheduler` once for each machine, beside daemons that somebody else has started."""
+"""Tests `talweg run --scheduler` on each of several machines, with daemons that already run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _has_ipv6() -> bool:
 
 
 def _free_ports(count: int) -> int:
-    """The first of so many ports, most of which are free: a range is there to skip the others."""
+    """Returns the first of `count` ports, most of which are free. Daemons skip the others."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -104,7 +104,7 @@ class SeveralMachinesTest(unittest.TestCase):
             self.assertIn("fi:tcp://[::1]:", status.stdout)
 
     def test_ports_out_of_ranges(self) -> None:
-        """A firewall's opening: everything that listens does so inside it."""
+        """All processes listen only on ports of the range, as a firewall may demand."""
         with Cluster() as cluster:
             first = _free_ports(50)
             ports = f"{first}-{first + 49}"

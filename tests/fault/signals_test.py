@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM at any moment of a daemon's life, as often as one likes, and how it is started."""
+"""Tests SIGTERM at any moment of a daemon's life, and any number of times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SignalsTest(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.directory = Path(directory.name)
         self.socket = self.directory / "agent.sock"
-        # None of them has anybody to wait for.
+        # None of these daemons waits for another process.
         self.lines = {
             "scheduler": ["--listen=127.0.0.1:0", f"--store_path={self.directory}/store"],
             "aggregator": ["--scheduler=127.0.0.1:1", "--name=a"],
@@ -31,7 +31,7 @@ class SignalsTest(unittest.TestCase):
     def _start(
         self, service: str, shell: Sequence[str] = ()
     ) -> tuple[subprocess.Popen[bytes], Path]:
-        """`shell` is what starts it."""
+        """Starts a daemon. `shell` is the command that starts it, if any."""
         ready = self.directory / f"{service}.ready"
         ready.unlink(missing_ok=True)
         binary = RUNFILES / "services" / service / f"talweg-{service}"
@@ -44,7 +44,7 @@ class SignalsTest(unittest.TestCase):
         return process, ready
 
     def test_while_it_starts(self) -> None:
-        # Whatever the moments turn out to be: before its first lines, with half of it open, at work.
+        # The signals come before the first lines, during the start, and later.
         for service in self.lines:
             for wait_s in (0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.3):
                 process, ready = self._start(service)
@@ -52,8 +52,8 @@ class SignalsTest(unittest.TestCase):
                 process.terminate()
                 status = process.wait(DEADLINE_S)
                 with self.subTest(service, wait_s=wait_s):
-                    # With nothing open yet the signal ends it, or a library of libfabric's does (with
-                    # 1), which handles it from the moment it is loaded until main().
+                    # Before main() the signal ends the process, or a library of libfabric does so
+                    # with status 1. That library handles signals from its loading on until main().
                     self.assertIn(status, (0, 1, -signal.SIGTERM))
                     if ready.exists():
                         self.assertEqual(status, 0)
@@ -65,7 +65,7 @@ class SignalsTest(unittest.TestCase):
             while not ready.exists():
                 self.assertIsNone(process.poll())
                 os.sched_yield()
-            # No moment of its end is without a signal.
+            # Signals come all the time until it has ended.
             while process.poll() is None:
                 process.terminate()
             with self.subTest(service):
@@ -90,7 +90,7 @@ class SignalsTest(unittest.TestCase):
                 self.assertFalse(self.socket.exists())
 
     def test_standard_descriptors_that_are_closed(self) -> None:
-        """What it opens does not get their numbers, where it would be written into."""
+        """Files that the daemon opens do not get the numbers of closed standard descriptors."""
         if os.environ.get("TALWEG_SANITIZER"):
             self.skipTest("sanitizers' runtimes allow no code before theirs")
         for service in self.lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler that is down, and somebody beside it whom only it could declare lost."""
+"""Tests a scheduler that is down, when a process fails that only it could declare lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SilenceTest(unittest.TestCase):
         nodes: Sequence[int] = (1, 1),
         aggregator_options: Sequence[str] = (),
     ) -> Job:
-        """A job that has lost its scheduler, and goes on."""
+        """Returns a job that has lost its scheduler, and goes on."""
         job = Job(
             cluster, nodes=nodes, agent_options=options, aggregator_options=aggregator_options
         )
@@ -46,7 +46,7 @@ class SilenceTest(unittest.TestCase):
                     self._told(job, rank, "needs node 2, which has had no connection to aggregator")
 
     def test_a_node_that_has_stopped(self) -> None:
-        """Its connection is silent, and broken then: over the network as in memory."""
+        """A stopped node's connection is silent, and then breaks, over the network or in memory."""
         for way in ("--local_transport", "--nolocal_transport"):
             with self.subTest(way=way), Cluster() as cluster:
                 job = self._without_scheduler(
@@ -61,7 +61,8 @@ class SilenceTest(unittest.TestCase):
             job = self._without_scheduler(cluster, ["--unreachable_ms=1s"])
             late = job.ranks[1][0]
             cluster.stop(late.process)
-            # Four times the limit, and more: its agent is connected, so it is alive.
+            # After more than four times the limit the node still counts as alive, because its agent
+            # is connected.
             cluster.wait_for_log(job.agents[0], r"waits since ([4-9]|\d\d)\S* s for node 1")
             cluster.resume(late.process)
             for rank in job.all_ranks():
@@ -87,7 +88,7 @@ class SilenceTest(unittest.TestCase):
             self.assertRegex(line, "error JobFailed: .*agent of node 1.* was silent for 2 s")
 
     def test_a_scheduler_that_comes_and_goes_decides_nothing(self) -> None:
-        """Whoever starts gives all fresh leases, the dead too, and never lives to see one lapse."""
+        """A new scheduler gives new leases to all, also to the dead, and ends before they lapse."""
         with Cluster() as cluster:
             store = cluster.directory / "store.sqlite"
             job = Job(cluster, nodes=(1, 1), store=store, agent_options=["--unreachable_ms=12s"])

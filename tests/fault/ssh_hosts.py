@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts with networks of their own, that a launcher reaches by a real ssh and sshd."""
+"""Hosts with their own networks that a launcher reaches by a real ssh and sshd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCHER = "launcher"
 
 
 class SshHosts:
-    """The launcher's host, and others with an sshd each. All end with the test."""
+    """The launcher's host, and other hosts with an sshd each. All end with the test."""
 
     def __init__(self, test: unittest.TestCase, names: Sequence[str]) -> None:
         directory = tempfile.TemporaryDirectory(dir="/tmp")
@@ -44,22 +44,22 @@ class SshHosts:
         self._own |= self._inside(name)
 
     def _inside(self, name: str) -> set[int]:
-        """All processes in a host's network."""
+        """Returns all processes in a host's network."""
         wanted, found = os.stat(f"/proc/{self.network.pid(name)}/ns/net").st_ino, set()
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 if os.stat(path / "ns" / "net").st_ino == wanted:
                     found.add(int(path.name))
-            except OSError:  # It has ended.
+            except OSError:  # The process has ended.
                 continue
         return found
 
     def processes(self, name: str) -> list[int]:
-        """What runs on a host beside its own daemon."""
+        """Returns the processes that run on a host, except for its sshd."""
         return sorted(self._inside(name) - self._own)
 
     def programs(self, name: str) -> list[str]:
-        """Their names."""
+        """Returns the names of the programs that run on a host."""
         found = []
         for pid in self.processes(name):
             try:

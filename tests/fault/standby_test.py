@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that enter in two stages: as a standby, then into the steps (programs/in_two_stages.py)."""
+"""Tests nodes that enter as a standby, and then into the steps (programs/in_two_stages.py)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Crew:
         return self.cluster.rank(self.agents[name], "in_two_stages.py")
 
     def standbys(self) -> list[int]:
-        """The nodes that `talweg status` shows as standbys."""
+        """Returns the nodes that `talweg status` shows as standbys."""
         line = [str(TOOL), "status", f"--scheduler={self.address}", *self.cluster.tool_options]
         text = subprocess.run(
             line, capture_output=True, text=True, check=True, timeout=DEADLINE_S
@@ -60,7 +60,7 @@ class _Crew:
         return [int(node) for node in re.findall(r"^\s*(\d+) .* standby ", text, re.MULTILINE)]
 
     def begin(self, nodes: Sequence[int] = (0, 1)) -> list[Rank]:
-        """Three, of which the last one dies: so a place is free."""
+        """Starts three nodes, of which the last one dies, so that a place is free."""
         ranks = [self.add(node) for node in range(3)]
         for rank in ranks:
             rank.wait_for("step 3: 3 ranks")
@@ -73,7 +73,7 @@ class _Crew:
 
 
 def _wait_for_both(rank: Rank, one: str, other: str) -> None:
-    """Two threads of the program say them, in either order."""
+    """Waits for two lines in any order, because two threads of the program print them."""
     line = rank.wait_for("")
     missing = {one, other}
     while missing := {text for text in missing if text not in line}:
@@ -94,7 +94,7 @@ class StandbyTest(unittest.TestCase):
                 crew = _Crew(cluster)
                 left = crew.begin([node for node in range(3) if node != victim])
                 joiner = crew.add(victim, "b")
-                # It would be the first rank if it is node 0, and the last one as node 2.
+                # The new rank is the first one if its node is 0, and the last one if its node is 2.
                 own = 0 if victim == 0 else 2
                 joiner.wait_for(f"standby of 3: rank {own} {own}, number 2")
                 self.assertIn(f"node {victim} is a standby", joiner.wait_for("declares: "))
@@ -102,7 +102,7 @@ class StandbyTest(unittest.TestCase):
                 with_standby = [rank.wait_for(f"standbys [{victim}]") for rank in left]
                 joiner.wait_for("met ")
                 left[0].wait_for("met ")
-                # The others' numbers, and steps, are what they were; also while it is there.
+                # The others keep their numbers and steps, also while the standby is there.
                 for place, (rank, line) in enumerate(zip(left, with_standby, strict=True)):
                     rank.wait_for(": 2 ranks")
                     self.assertIn(f"rank {place} of 2, number {place}, ", line)
@@ -117,7 +117,7 @@ class StandbyTest(unittest.TestCase):
                 self.assertIn(": 3 ranks", first)
                 for rank in left:
                     entered = rank.wait_for(": 3 ranks")
-                    self.assertEqual(entered, first)  # The same step, by all counts.
+                    self.assertEqual(entered, first)  # All ranks count the same step.
                     steps = [int(n) for n in re.findall(r"step (\d+):", "\n".join(rank.seen))]
                     self.assertEqual(steps, list(range(1, len(steps) + 1)))
                 _stop([*left, joiner])
@@ -144,7 +144,7 @@ class StandbyTest(unittest.TestCase):
             _stop([*left, joiner])
 
     def test_a_survivor_is_lost(self) -> None:
-        """The one that meets the standby: the other goes on alone, and it enters its steps."""
+        """The survivor that meets the standby is lost. The other goes on, and the node enters."""
         with Cluster() as cluster:
             crew = _Crew(cluster)
             left = crew.begin()

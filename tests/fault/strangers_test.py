@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another user of the same machine, without any credential, against a running job."""
+"""Tests another user of the same machine, without any credential, who attacks a running job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import other_user
 import raw_http2
 from cluster import DEADLINE_S, PROGRAMS, RUNFILES, TOOL, Cluster, Daemon, Job
 
-# As other_user.BECOME, with no right over files beside its own.
+# It does the same as other_user.BECOME, but the user has no right to other users' files.
 _BECOME = (
     "setpriv",
     f"--reuid={other_user.UID}",
@@ -31,9 +31,9 @@ _BECOME = (
     "--ambient-caps=-all",
     "--",
 )
-# What a port may be made to keep for one connection, beside what it has anyway.
+# How much a stranger may make a port keep for one connection.
 _KEPT_KIB_MAX = 48 << 10
-# All that processes were started with, as far as it may be read.
+# Prints the command lines and environments of all processes that may be read.
 _LOOK_AROUND = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr -c '[:print:]' '\\n'"
 _OK = "code 0 "
 _DENIED = "code 7 "
@@ -48,8 +48,9 @@ def _resident_kib(daemon: Daemon) -> int:
 
 
 def _send_half(address: str, method: str, declared: int) -> None:
-    """Begins 150 calls with messages of that size. Sends the most that is taken of them, but never
-    their ends, up to 4 MiB of each."""
+    """Begins 150 calls with messages of that size. Sends as much of each as the other end takes, up
+    to 4 MiB, but never the end.
+    """
     most = min(declared - 1, 4 << 20)
     with raw_http2.RawHttp2(address, DEADLINE_S) as connection:
         connection.take(DEADLINE_S)
@@ -64,14 +65,14 @@ def _send_half(address: str, method: str, declared: int) -> None:
                 sent = connection.send(stream, head + bytes(min(bytes_left, 1 << 16)))
                 left[stream] = max(0, bytes_left - sent)
                 moved += sent
-            # What it takes, it takes at once.
+            # The other end takes bytes at once, or not at all.
             if not connection.take(0.2) and moved == 0:
                 return
 
 
 class StrangersTest(unittest.TestCase):
     def setUp(self) -> None:
-        # What is tested lies where root alone may look.
+        # The tested files lie where only root may look.
         directory = tempfile.TemporaryDirectory(prefix="talweg.", dir="/tmp")
         self.addCleanup(directory.cleanup)
         self.public = Path(directory.name)
@@ -93,7 +94,7 @@ class StrangersTest(unittest.TestCase):
         return done.stdout + done.stderr
 
     def _incarnation(self, cluster: Cluster, daemon: Daemon) -> str:
-        """What only its own log says, and the stranger has not read: its secret is another thing."""
+        """Returns the incarnation. Only the daemon's log has it, which the stranger cannot read."""
         found = re.search(r"talweg-\w+\[([0-9a-f]+)\]", cluster.log(daemon))
         assert found is not None
         return found[1]
@@ -120,7 +121,7 @@ class StrangersTest(unittest.TestCase):
                 rank.goes_on()
 
     def _disturb_data_port(self, job: Job) -> None:
-        """Says what a member says first, but for the token that it is given."""
+        """Sends a member's first bytes, except for the token."""
         address = job.aggregators[0].addresses["data"]
         found = re.fullmatch(r"fi:tcp://([\d.]+):(\d+),local", address)
         self.assertIsNotNone(found, address)
@@ -133,12 +134,12 @@ class StrangersTest(unittest.TestCase):
                     connection.shutdown(socket.SHUT_WR)
                     while connection.recv(4096):
                         pass
-                except OSError as error:  # It may be thrown out at any of these.
+                except OSError as error:  # The stranger may be thrown out in any of these calls.
                     self.assertIn(error.errno, (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN))
         self.assertIsNone(job.aggregators[0].process.poll())
 
     def test_messages_that_never_end_are_not_kept(self) -> None:
-        """gRPC keeps what has come of a message before anybody looks at the call."""
+        """gRPC keeps the begin of a message before the service sees the call, up to a limit."""
         with Cluster() as cluster:
             job = Job(cluster, scheduler_options=["--secret_file=none"])
             for daemon, place, method in (
@@ -156,7 +157,7 @@ class StrangersTest(unittest.TestCase):
                     raw_http2.RawHttp2(daemon.addresses[place], DEADLINE_S) as connection,
                 ):
                     before = _resident_kib(daemon)
-                    connection.take(DEADLINE_S)  # The settings: gRPC holds to those that are known.
+                    connection.take(DEADLINE_S)  # It takes the settings, to which gRPC then holds.
                     for _ in range(100):
                         connection.call(f"/{method}", {"x": b"x" * (1 << 20)})
                     while connection.take(0.2):
@@ -230,7 +231,7 @@ class StrangersTest(unittest.TestCase):
             self.assertIn("shows no job secret", own)
             for rank in job.all_ranks():
                 rank.goes_on()
-            # What is in the file is nowhere that another user may look.
+            # The file's content is nowhere where another user may look.
             for daemon in (job.scheduler, *job.aggregators, *job.agents):
                 self.assertNotIn("0123456789abcdef", cluster.log(daemon))
                 shown = Path(f"/proc/{daemon.process.pid}/cmdline").read_bytes()
@@ -256,18 +257,18 @@ class StrangersTest(unittest.TestCase):
             self.assertEqual((directory / "secret").stat().st_mode & 0o777, 0o600)
             self.assertIn("Permission denied", self._as_stranger("ls", directory))
             self.assertIn("Permission denied", self._as_stranger("cat", directory / "secret"))
-            # Nor is it where another user may look.
+            # The secret is not there either.
             shown = self._as_stranger("sh", "-c", _LOOK_AROUND)
             self.assertIn("steady.py", shown)
-            self.assertIn(f"{directory}/scheduler.sock", shown)  # The path, which lets nobody in.
+            self.assertIn(f"{directory}/scheduler.sock", shown)  # The path alone lets nobody in.
             self.assertNotIn((directory / "secret").read_text().strip()[:16], shown)
-            self.assertNotIn(f"TMPDIR={self.public}", shown)  # Its environment.
+            self.assertNotIn(f"TMPDIR={self.public}", shown)  # The environment is not shown.
             sockets = sorted(path for path in directory.iterdir() if path.is_socket())
             self.assertIn(directory / "scheduler.sock", sockets)
             for path in sockets:
                 shown = self._as_stranger(self.stranger, f"unix:{path}", "look")
                 self.assertIn("ListJobs: code 14 ", shown)
-            # Its own user finds it. Beside other runs of the user the tool asks which one.
+            # The job's own user finds it. If the user has several runs, the tool asks which one.
             address = f"unix:{directory}/scheduler.sock"
             for options in ([], [f"--scheduler={address}"]):
                 status = subprocess.run(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that goes on when members die (loss_policy=continue): whose contributions are in a result.
+"""Tests a job that goes on when members die (loss_policy=continue): who has a part in a result.
 
-Three nodes with a rank each, which say for every round what each of them has contributed to it
-(programs/roll_call.py). Processes are stopped and killed where a round has come just so far.
+It has three nodes with one rank each. The ranks print for every round what each rank has
+contributed (programs/roll_call.py). The test stops and kills processes at certain points of a
+round.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Rank
 
 _TENSORS = ("small", "mean", "large")
-# Streams end at once, but after a restart of the scheduler only the lease tells.
+# Streams end at once. After a restart of the scheduler only the lease tells of a loss.
 _LEASE_MS = 2000
 
 
@@ -53,7 +54,7 @@ class Crew:
         self.since: list[int] = []
 
     def add(self, node: int, since: int = 1) -> None:
-        """Starts the agent of `node`, perhaps again, and its rank, which enters at round `since`."""
+        """Starts the agent of `node`, perhaps again. Its rank enters at round `since`."""
         name = f"agent{node}.{len(self.agents)}"
         options = [*self._agent_options, f"--node_rank={node}", f"--name=node{node}"]
         agent = self.cluster.agent(node, options, name=name)
@@ -69,7 +70,7 @@ class Crew:
         self.tell("begin", "run 3")
 
     def tell(self, *lines: str, ranks: Sequence[int] = (0, 1, 2)) -> None:
-        """Has ranks carry out commands, and waits until all have."""
+        """Has ranks carry out commands. Returns when all have."""
         for line in lines:
             for rank in ranks:
                 self.ranks[rank].tell(line)
@@ -77,7 +78,7 @@ class Crew:
                 self.ranks[rank].wait_for(f"done: {line}")
 
     def glance(self, rank: int) -> None:
-        """Returns when the rank has copied a part of the large result, as it waits for the rest."""
+        """Returns when the rank has copied a part of the large result, and waits for the rest."""
         end = time.monotonic() + DEADLINE_S
         share = 0.0
         while share < 0.25:
@@ -87,7 +88,7 @@ class Crew:
         assert share < 1.0, share
 
     def sum_of(self, name: str, number: int, members: set[int]) -> list[float]:
-        """What the blocks of a result hold to which exactly `members` have contributed."""
+        """Returns the blocks of a result to which exactly `members` have contributed."""
         divisor = len(members) if name == "mean" else 1
         return [
             0.0
@@ -102,7 +103,7 @@ class Crew:
         self.scheduler = self.cluster.start("scheduler", "scheduler.again", options)
 
     def status(self, node: int) -> dict[str, Any]:
-        """What the agent of `node` says of itself."""
+        """Returns the status of the agent of `node`."""
         address = self.agents[node].addresses["admin"]
         done = subprocess.run(
             [str(TOOL), "status", f"--agent={address}", "--json"],
@@ -115,7 +116,7 @@ class Crew:
         return answer
 
     def job_text(self) -> str:
-        """What the scheduler says that the job waits for."""
+        """Returns the scheduler's text about what the job waits for."""
         done = subprocess.run(
             [str(TOOL), "status", f"--scheduler={self.address}"],
             capture_output=True,
@@ -134,7 +135,7 @@ class Crew:
             assert time.monotonic() < end, status
 
     def wait_for_members(self, node: int, count: int) -> None:
-        """Until the agent of `node` works in a view of so many members."""
+        """Returns when the agent of `node` works in a view of so many members."""
         self.wait_until(
             node,
             lambda status: status["state"] == "active" and len(status["view"]["members"]) == count,
@@ -142,7 +143,7 @@ class Crew:
 
 
 def _all_received(status: dict[str, Any]) -> bool:
-    """Whether the owners have all that this node contributes to its open rounds."""
+    """Whether the owners have all contributions of this node to its open rounds."""
     rounds = status["open_rounds"]
     return (
         len(rounds) == len(_TENSORS)
@@ -152,7 +153,7 @@ def _all_received(status: dict[str, Any]) -> bool:
 
 
 def _waits_for_one_owner(status: dict[str, Any]) -> bool:
-    """Whether one aggregator has taken all its slices, and the other one lets credit run out."""
+    """Whether one aggregator has taken all its slices, and the other has used up the credit."""
     in_flight = [int(each["bytes_in_flight"]) for each in status["aggregators"]]
     rounds = [each["tensor"] for each in status["open_rounds"]]
     return "large" in rounds and min(in_flight) == 0 and max(in_flight) > 0
@@ -168,7 +169,7 @@ def _crew(cluster: Cluster, **options: Any) -> Crew:
 
 class SurvivorsTest(unittest.TestCase):
     def _results(self, rank: Rank) -> dict[tuple[str, int], list[float]]:
-        """What a rank has got, by tensor and round."""
+        """Returns a rank's results, by tensor and round."""
         found: dict[tuple[str, int], list[float]] = {}
         for line in rank.seen:
             self.assertNotIn("TORN", line)
@@ -181,10 +182,10 @@ class SurvivorsTest(unittest.TestCase):
         return found
 
     def _check(self, crew: Crew, changes: dict[int, set[int]], open_round: int = 0) -> None:
-        """That all members have one result of each round, of exactly those whom `changes` names.
+        """Checks that all members have one result of each round, with the members in `changes`.
 
-        `changes` has the members from the round on that it names, up to the one without any. Of
-        `open_round` small tensors may have been over before, but for all.
+        `changes` has the members from each of its rounds on. Its last round has no members. In
+        `open_round` small tensors may have all three members, at all ranks alike.
         """
         members = {0, 1, 2}
         number = 1
@@ -198,7 +199,7 @@ class SurvivorsTest(unittest.TestCase):
             number += 1
 
     def _result(self, crew: Crew, name: str, number: int, members: set[int]) -> list[float] | None:
-        """What all members have got as the result of a round; of those who were there already."""
+        """Returns the result of a round, which all members that were there must have alike."""
         there = [place for place in sorted(members) if number >= crew.since[place]]
         results = [self._results(crew.ranks[place]).get((name, number)) for place in there]
         self.assertEqual(results, results[:1] * len(results), f"{name} round {number}")
@@ -210,7 +211,7 @@ class SurvivorsTest(unittest.TestCase):
         for text in texts:
             self.assertIn(text, line)
 
-    # --- A node dies.
+    # ----- A node dies -----
 
     def test_between_rounds(self) -> None:
         with Cluster() as cluster:
@@ -218,7 +219,7 @@ class SurvivorsTest(unittest.TestCase):
             crew.agents[2].kill()
             crew.tell("run 8", ranks=(0, 1))
             self._check(crew, {4: {0, 1}, 9: set()})
-            # The ranks of the node that died are told so.
+            # The ranks of the dead node get an error.
             crew.ranks[2].tell("run 8")
             self._error(crew.ranks[2], "AgentLost")
 
@@ -242,13 +243,13 @@ class SurvivorsTest(unittest.TestCase):
             self._check(crew, {4: {0, 1}, 9: set()})
 
     def test_while_contributing(self) -> None:
-        """One aggregator has served its part, the other has not taken all: all is summed anew."""
+        """One aggregator has served its part, the other has not taken all. All is summed again."""
         with Cluster() as cluster:
             crew = _crew(cluster)
             crew.cluster.stop(crew.aggregators[1].process)
             crew.tell("push")
             crew.wait_until(2, _waits_for_one_owner)
-            # What has come of three members' sum must not be left in that of two.
+            # Parts of the sum of three members must not remain in the sum of two.
             for node in (0, 1):
                 crew.glance(node)
             crew.agents[2].kill()
@@ -269,7 +270,7 @@ class SurvivorsTest(unittest.TestCase):
             self._check(crew, {4: {0, 1}, 9: set()}, open_round=4)
 
     def test_when_some_have_the_result(self) -> None:
-        """Then it is the result, for all: what the others lack comes from those who have it."""
+        """If some have the result, it counts for all. The others get missing parts from them."""
         with Cluster() as cluster:
             crew = _crew(cluster, agent_options=["--nolocal_transport"])
             crew.tell("push", ranks=(1, 2))
@@ -279,7 +280,7 @@ class SurvivorsTest(unittest.TestCase):
             crew.tell("push", ranks=[0])
             crew.tell("take", ranks=(0, 2))
             crew.agents[2].kill()
-            # With what the stopped agent's sockets could not take.
+            # The aggregator still has the bytes that the stopped agent's sockets could not take.
             crew.aggregators[1].kill()
             crew.cluster.resume(crew.agents[1].process)
             crew.tell("take", ranks=[1])
@@ -290,7 +291,7 @@ class SurvivorsTest(unittest.TestCase):
             self._check(crew, {5: {0, 1}, 9: set()})
 
     def test_a_rank(self) -> None:
-        """What a node's ranks cannot do without, the others can."""
+        """A node's ranks cannot go on without one of them. Other nodes can."""
         with Cluster() as cluster:
             crew = _crew(cluster)
             crew.tell("push", ranks=(0, 1))
@@ -317,14 +318,14 @@ class SurvivorsTest(unittest.TestCase):
             self._error(crew.ranks[0], "JobFailed", "node 1", "needs at least 2")
 
     def test_what_needs_the_one_that_died(self) -> None:
-        """Ranks keep their numbers: whoever broadcasts or gathers means the same one as before."""
+        """Ranks keep their numbers, so a broadcast or a gather means the same rank as before."""
         with Cluster() as cluster:
             crew = Crew(cluster, min_members=2, aggregators=0)
             for node in range(3):
                 crew.add(node)
             for agent in crew.agents:
                 crew.cluster.wait_for_log(agent, "joined job")
-            # It is what the job has waited for: its first view has all three.
+            # The job has waited for this aggregator. Its first view has all three nodes.
             cluster.aggregator(crew.address, "a0")
             for node, rank in enumerate(crew.ranks):
                 rank.wait_for(f"place {node} is rank {node} of 3")
@@ -345,7 +346,7 @@ class SurvivorsTest(unittest.TestCase):
             self._check(crew, {3: {1, 2}, 6: set()})
 
     def test_ranks_follow_a_view(self) -> None:
-        """By talweg_follow ranks have the numbers of a view, and what they declare goes by these."""
+        """By talweg_follow() ranks take a view's numbers, and their declarations use these."""
         with Cluster() as cluster:
             crew = _crew(cluster)
             crew.agents[0].kill()
@@ -354,7 +355,7 @@ class SurvivorsTest(unittest.TestCase):
             for node in (1, 2):
                 crew.ranks[node].tell("follow 0")
             for node in (1, 2):
-                # The root that they name is the first of those that are left.
+                # The root that they name is the first of the ranks that are left.
                 told = crew.ranks[node].wait_for("follows")
                 self.assertEqual(told, f"follows as {node - 1} of 2, root is 1")
             # Tensors that were declared before go on.
@@ -363,7 +364,7 @@ class SurvivorsTest(unittest.TestCase):
             crew.ranks[1].tell("follow 987654")
             self._error(crew.ranks[1], "InvalidArgument", "987654", "none of the last ones")
 
-    # --- Others die.
+    # ----- Other processes die -----
 
     def test_an_aggregator(self) -> None:
         with Cluster() as cluster:
@@ -373,7 +374,7 @@ class SurvivorsTest(unittest.TestCase):
             crew.wait_until(2, _waits_for_one_owner)
             crew.aggregators[1].kill()
             crew.tell("take", "run 6")
-            # Another one of its name is in the next view, and goes on alone when it must.
+            # Another aggregator of this name is in the next view, and goes on alone when it must.
             cluster.aggregator(crew.address, "a1")
             crew.agents[2].kill()
             crew.wait_for_members(0, 2)
@@ -394,7 +395,7 @@ class SurvivorsTest(unittest.TestCase):
             self._check(crew, {7: set()})
 
     def test_the_scheduler_with_a_node(self) -> None:
-        """The others go on when it is back over its store, and misses the node."""
+        """The others go on when the scheduler is back with its store, and misses the node."""
         with Cluster() as cluster:
             crew = _crew(cluster, store=True)
             crew.scheduler.kill()
@@ -405,7 +406,7 @@ class SurvivorsTest(unittest.TestCase):
             crew.tell("take", "run 9", ranks=(0, 1))
             self._check(crew, {7: {0, 1}, 10: set()})
 
-    # --- A node comes.
+    # ----- A node comes -----
 
     def test_another_one_joins(self) -> None:
         with Cluster() as cluster:
@@ -458,7 +459,7 @@ class SurvivorsTest(unittest.TestCase):
             self._check_joined(crew)
 
     def _check_joined(self, crew: Crew, joiner: int = 2) -> None:
-        """That every round is whole, and the joiner in all from its first on, of each tensor alike."""
+        """Checks that every round is whole, and has the joiner from its first round on."""
         others = {0, 1, 2} - {joiner}
         seen = self._results(crew.ranks[joiner])
         firsts = {name: min(number for what, number in seen if what == name) for name in _TENSORS}

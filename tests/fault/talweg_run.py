@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `talweg run` whose daemons a test kills by their pids."""
+"""A `talweg run` whose daemons a test kills by their PIDs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch_forks import TorchForks
 
 
 def daemons_of(run: int, name: str, arguments: Collection[str] = ()) -> list[int]:
-    """The pids of a `talweg run`'s daemons of that name that have these arguments."""
+    """Returns the PIDs of a `talweg run`'s daemons with that name and these arguments."""
     found = []
     for supervisor in children(run):
         for pid in children(supervisor):
-            with contextlib.suppress(OSError):  # It has ended.
+            with contextlib.suppress(OSError):  # The process has ended.
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 if line[0].endswith(name) and {*arguments} <= {*line}:
                     found.append(pid)
@@ -30,7 +30,7 @@ def daemons_of(run: int, name: str, arguments: Collection[str] = ()) -> list[int
 
 
 class TalwegRun:
-    """A `talweg run` of a program of programs/, which ends when DIRECTORY/stop is there."""
+    """A `talweg run` of a program of programs/, which ends when DIRECTORY/stop exists."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class TalwegRun:
         self.process.communicate(timeout=DEADLINE_S)
 
     def fail(self, what: str) -> NoReturn:
-        """Ends the run; AssertionError with its output."""
+        """Ends the run, and raises AssertionError with its output."""
         self.process.terminate()
         output, _ = self.process.communicate(timeout=DEADLINE_S)
         raise AssertionError(f"{what}: {output}")
 
     def daemon(self, name: str, *arguments: str, not_pid: int = 0) -> int:
-        """The pid of the daemon that has these arguments, when it is there."""
+        """Returns the PID of the daemon with these arguments, when it is there."""
         end = time.monotonic() + DEADLINE_S
         while True:
             for pid in daemons_of(self.process.pid, name, arguments):
@@ -75,7 +75,7 @@ class TalwegRun:
             time.sleep(0.01)
 
     def stop(self) -> str:
-        """Has the ranks end well; returns the output."""
+        """Has the ranks end well. Returns the output."""
         (self.directory / "stop").touch()
         output, _ = self.process.communicate(timeout=DEADLINE_S)
         assert self.process.returncode == 0, output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job whose daemons speak TLS, and those who must not get in."""
+"""Tests a job whose daemons use TLS, and processes that must not get in."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job
 _GENERIC_TOOL = RUNFILES / "tests" / "fault" / "generic_tool"
 _SCHEDULER = "talweg.scheduler.v1"
 _ROLES = ["scheduler", "aggregator:a0", "node:default", "operator", "viewer"]
-_NOBODY = "nobody"  # Knows the authority, and shows no certificate.
-# Who may make which call, as docs/security.md has it; the others may not.
+_NOBODY = "nobody"  # A client that knows the authority, and shows no certificate.
+# The roles that may make each call, as docs/security.md says. Others may not.
 _READERS = {"operator", "viewer"}
 _NODES = {"node:default"}
 _AGGREGATORS = {"aggregator:a0"}
@@ -97,7 +97,7 @@ class TlsTest(unittest.TestCase):
             self.assertIn("and the caller is node of job 'default'", node.stderr)
             plain = self._status(job)
             self.assertEqual(plain.returncode, 1)
-            # An impostor: its certificate is good, but it is no scheduler's.
+            # An impostor has a valid certificate that is not a scheduler's.
             agent = self._status(
                 job,
                 f"--tls-dir={pki}/viewer",
@@ -171,7 +171,8 @@ class TlsTest(unittest.TestCase):
                             denied = code in _DENIED and _DENIED[code].search(text)
                             self.assertEqual(not denied, role in _MAY_CALL[method], text)
                         seen.add(method)
-                    # Reflection, which the tool asks as a reader, with the role itself.
+                    # The tool asks reflection as a reader, so this call is made with the role
+                    # itself.
                     own = pki / _directory(role)
                     listed = subprocess.run(
                         [_GENERIC_TOOL, address, own, own],
@@ -182,7 +183,7 @@ class TlsTest(unittest.TestCase):
                     )
                     self.assertEqual("service " in listed.stdout, role in _READERS, role)
             self.assertEqual(seen, set(_MAY_CALL))
-            for rank in job.all_ranks():  # Nobody's job was harmed.
+            for rank in job.all_ranks():  # The job is not affected.
                 rank.goes_on()
 
     def test_defective_new_certificates_change_nothing(self) -> None:
@@ -194,7 +195,7 @@ class TlsTest(unittest.TestCase):
                 "node-default": job.agents[0],
             }
             for directory, daemon in daemons.items():
-                # As somebody does who writes them in place, and stops in the middle.
+                # A program that writes certificates in place may stop halfway.
                 (pki / directory / "tls.crt").write_text("")
                 cluster.wait_for_log(daemon, "changed certificates are not used, and those before")
             shown = self._status(job, f"--tls-dir={pki}/viewer")
@@ -217,7 +218,7 @@ class TlsTest(unittest.TestCase):
         with Cluster() as cluster:
             daemon = cluster.scheduler(["--in_memory", "--listen=0.0.0.0:0", "--insecure"])
             cluster.wait_for_log(daemon, "insecure: listening on 0.0.0.0:[0-9]+ without TLS")
-            # The doctor finds it, in whichever words it was told.
+            # `talweg doctor` finds the scheduler, in whichever form its address is given.
             other = cluster.start(
                 "scheduler",
                 "other",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two users of one machine: their jobs do not meet, one job may have both, ranks go where they may."""
+"""Tests two users of one machine: their jobs stay apart, and one job may have ranks of both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CROSSED_LINES = [sys.executable, "-P", str(job.PROGRAMS / "crossed_lines.py")]
 
 class TwoUsersTest(unittest.TestCase):
     def setUp(self) -> None:
-        # Root's own directories are closed to others, as they should be.
+        # root's own directories are closed to others, so this one is not among them.
         directory = tempfile.TemporaryDirectory(prefix="talweg.")
         self.addCleanup(directory.cleanup)
         self.home = Path(directory.name)
@@ -78,13 +78,13 @@ class TwoUsersTest(unittest.TestCase):
             agent = self._agent(cluster, other_user.BECOME)
             own = cluster.rank(agent, "steady.py", (), other_user.BECOME)
             own.wait_for("step 1 ")
-            # The kernel lets root connect to any socket: the agent asks who it is.
+            # The kernel lets root connect to any socket, so the agent asks who the client is.
             line = self._refusal(cluster, agent, ())
             self.assertIn("talweg.errors.PermissionDenied", line)
             self.assertIn(f"the agent of user {other_user.UID}", line)
             self.assertIn("does not serve user 0", line)
             self.assertIn("--socket_mode", line)
-            own.wait_for("step ")  # It is not disturbed.
+            own.wait_for("step ")  # The user's own rank goes on.
 
     def test_another_users_rank_is_not_served_by_roots_agent(self) -> None:
         self.home.chmod(0o755)
@@ -103,12 +103,12 @@ class TwoUsersTest(unittest.TestCase):
 
     def test_a_group_lets_its_members_in(self) -> None:
         with Cluster() as cluster:
-            group = f"--regid={other_user.UID}"  # The agent's group is the socket's.
+            group = f"--regid={other_user.UID}"  # The socket gets the agent's group.
             agent = self._agent(cluster, ("setpriv", group, "--clear-groups"), "--socket_mode=0660")
             cluster.rank(agent, "steady.py", (), other_user.BECOME).wait_for("step 3 ")
 
     def test_a_directory_that_another_user_made_is_not_used(self) -> None:
-        """Where an agent's socket lies by default: the other user was there first."""
+        """Another user has made the default directory of agents' sockets first."""
         runtime = self.home / "talweg"
         runtime.mkdir()
         os.chown(runtime, other_user.UID, other_user.UID)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that a launcher reaches by ssh, for tests: all of them are this one.
+"""Hosts that a launcher reaches by ssh, for tests. All of them are this host.
 
-A program named ssh runs what it is told here. What it starts for a host is known by its pid, so that
-a test can kill a host: all its processes at once, without a word.
+A program named ssh runs each command here. It records the PID for each host, so a test can kill a
+host: all its processes at once, without notice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import rank_logs
 from cluster import DEADLINE_S, PROGRAMS, TOOL, children
 from torch_forks import TorchForks
 
-# A host whose name begins with "slow" is reached when SLOW is there, one with "stuck" never.
+# A host whose name begins with "slow" is reached when SLOW exists, one with "stuck" never.
 _SSH = """#!/bin/sh
 while getopts o:p:i:l: option; do :; done
 shift $((OPTIND - 1))
@@ -40,7 +40,7 @@ exec sh -c "$*"
 
 
 def descendants(pid: int) -> list[int]:
-    """It and all that it has started, itself first."""
+    """Returns the process and all its descendants. The process itself comes first."""
     found = [pid]
     for child in children(pid):
         found += descendants(child)
@@ -48,13 +48,13 @@ def descendants(pid: int) -> list[int]:
 
 
 class HostsJob:
-    """A launcher's job on hosts, of a program of programs/ that ends when DIRECTORY/stop is there."""
+    """A launcher's job on hosts. It runs a program of programs/ until DIRECTORY/stop exists."""
 
     launcher: Sequence[str] = (str(TOOL), "run")
-    variables: Mapping[str, str] = MappingProxyType({})  # The launcher's, beside this process's.
+    variables: Mapping[str, str] = MappingProxyType({})  # Further variables for the launcher.
 
     def ssh(self) -> str:
-        """The program that the launcher calls by that name."""
+        """Returns the text of the program that the launcher calls as ssh."""
         return _SSH.format(directory=self.directory)
 
     def __init__(
@@ -108,7 +108,7 @@ class HostsJob:
         test.addCleanup(self._end)
 
     def open_output(self) -> IO[bytes]:
-        """What the launcher writes to."""
+        """Opens the file to which the launcher writes."""
         return self.output.open("wb")
 
     def _end(self) -> None:
@@ -123,7 +123,7 @@ class HostsJob:
                     os.kill(pid, signal.SIGKILL)
 
     def name_hosts(self, hosts: str) -> None:
-        """These are the hosts from now on: "a b:2"."""
+        """Changes the list of hosts, given as "a b:2"."""
         new = self.directory / "hosts.new"
         new.write_text("".join(f"{host}\n" for host in hosts.split()))
         new.rename(self.hosts)
@@ -142,18 +142,18 @@ class HostsJob:
             time.sleep(0.01)
 
     def says(self, text: str, times: int = 1) -> None:
-        """Returns when the launcher has said it so often."""
+        """Returns when the launcher has printed the text `times` times."""
         self.wait_for(text, lambda: self.text().count(text) >= times)
 
     def said(self) -> dict[int, list[str]]:
         return rank_logs.said(self.ranks)
 
     def go_on(self, ranks: int) -> None:
-        """Returns when so many processes have ended ten steps more."""
+        """Returns when so many processes have ended ten more steps."""
         self.wait_for(f"{ranks} ranks go on", rank_logs.going_on(self.ranks, ranks))
 
     def processes(self, host: str = "*") -> list[int]:
-        """Those of a host, or of all."""
+        """Returns the processes of a host, or of all hosts."""
         found = []
         for path in self.directory.glob(f"ssh.{host}"):
             for pid in path.read_text().split():
@@ -163,10 +163,10 @@ class HostsJob:
         return [pid for pid in found if Path(f"/proc/{pid}").exists()]
 
     def kill_host(self, host: str) -> None:
-        """As a power cut does."""
+        """Kills all processes of a host, as a power cut does."""
         self._has_killed = True
         pids = self.processes(host)
-        for pid in pids:  # Nobody can start another, or say a word.
+        for pid in pids:  # Stopped processes cannot start others, or tell anything.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         for pid in {*pids, *self.processes(host)}:
@@ -174,11 +174,11 @@ class HostsJob:
                 os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Has the ranks end well."""
+        """Tells the ranks to end well."""
         (self.ranks / "stop").touch()
 
     def end(self, status: int = 0) -> str:
-        """Returns the output when it has ended, with that status, and has left nothing."""
+        """Returns the output when the launcher has ended with that status and has left nothing."""
         try:
             found = self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -186,7 +186,7 @@ class HostsJob:
         if found != status:
             self.fail(f"exit status {found}")
         end = time.monotonic() + DEADLINE_S
-        # A host that has no power removes nothing.
+        # A host without power removes nothing.
         while left := [*self.processes(), *([] if self._has_killed else self.temporary.iterdir())]:
             if time.monotonic() > end:
                 self.fail(f"left: {left}")
@@ -194,6 +194,6 @@ class HostsJob:
         return self.text()
 
     def weights(self) -> list[str]:
-        """What the ranks say that have ended well."""
+        """Returns the last lines of ranks that have ended well."""
         found = [line for lines in self.said().values() for line in lines]
         return [line for line in found if line.startswith("weights ")]

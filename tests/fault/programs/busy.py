@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that always has so many tensors of so many bytes under way, and says how often one came.
+"""A rank that always has so many tensors of so many bytes under way, and prints how often one came.
 
-Their names may be given, too.
+Arguments may also give the tensors' names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> int:
     arrays: list[np.ndarray] = [
         np.full(size // 4, talweg.rank() + i, np.float32) for i in range(count)
     ]
-    for i, array in enumerate(arrays):  # All have memory before anything is counted.
+    for i, array in enumerate(arrays):  # All arrays get their memory before anything is counted.
         talweg.push_pull(array, op=talweg.Op.SUM, name=names[i])
     print("ready", flush=True)
     sys.stdin.readline()

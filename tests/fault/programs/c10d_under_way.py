@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of torch.distributed over Talweg that makes three steps, and a fourth when it is told.
 
-A step is many calls under way at once, each in a group of its own. It says how each one ends.
+A step has many calls under way at once, each in its own group. The rank prints how each one ends.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# Longer than what one round carries of a copy.
+# It is longer than the part of a copy that one round carries.
 _LONG = 3000
 
 
 def _calls() -> dict[str, Callable[[], None]]:
-    """Each waits, so each needs a thread."""
+    """Returns calls that wait, so each needs a thread."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(torch.nn.Linear(300, 300), process_group=dist.new_group())
     names = ("small", "long", "future", "gather", "exchange", "receive", "barrier", "objects")
     groups = {name: dist.new_group() for name in names}
 
     def receive() -> None:
-        """All others from rank 1."""
+        """All other ranks receive from rank 1."""
         if rank == 1:
             for other in range(size):
                 if other != 1:
@@ -80,7 +80,7 @@ def _step(calls: dict[str, Callable[[], None]]) -> None:
 
 def main() -> None:
     talweg.init()
-    store = dist.HashStore()  # Talweg uses it for nothing.
+    store = dist.HashStore()  # Talweg does not use it.
     dist.init_process_group("talweg", store=store, rank=talweg.rank(), world_size=talweg.size())
     calls = _calls()
     for step in range(1, 4):

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with torch until it is told to stop; a node that joins catches up beside the steps.
+"""Trains with torch until it is told to stop. A node that joins catches up beside the steps.
 
     catch_up.py STOP [--optimizer NAME] [--frozen MB] [--trained MB] [--touch STEP]
                 [--strays] [--begins-when FILE] [--dies-in PHASE] [--stops-in PHASE]
                 [--fails-in PHASE]
 
-Lines: "begins STEP: JOINED WHY", "step STEP of RANKS ranks", with "beside NODE" while that node is a
-standby, "gives" when this rank's state is copied for one, "stops" before it does, "copies N of M" for
-the bytes that the end of the step has copied of it, "digests" where the parameters are hashed while
-others wait, at last "weights DIGEST", or "error WHY". `--frozen`: so much of the model is not trained,
-so that the state is large and a step's gradients are small. `--trained`: so much more is trained.
-`--touch`: parameters are also changed without the optimizer, in each step from that one on.
-`--strays`: a weight is changed so in a joiner's first step. `--begins-when`: begin() is called when
-that file is there. The process kills itself (`--dies-in`) or stops (`--stops-in`, SIGCONT has it go
-on) when its state is asked for, or is taken over, so. `--fails-in`: the rank that is the second of
-its node raises an error there. The file
-STOP ends all ranks.
+It prints these lines:
+
+    begins STEP: JOINED WHY     begin() has returned
+    step STEP of RANKS ranks    a step has ended; with "beside NODE" while that node is a standby
+    gives                       the state of this rank is copied for a standby
+    stops                       the process is about to stop
+    copies N of M               the end of the step has copied so many bytes of the state
+    digests                     the parameters are hashed while others wait
+    weights DIGEST, error WHY   the last line
+
+With `--frozen` so much of the model is not trained, so the state is large and a step's gradients
+are small. With `--trained` so much more is trained. From the step of `--touch` on, each step also
+changes parameters without the optimizer. With `--strays` a joiner's first step changes a weight so.
+With `--begins-when` the program calls begin() when that file exists. In the given phase, in which
+its state is asked for or taken over, the process kills itself (`--dies-in`), stops until SIGCONT
+(`--stops-in`), or raises an error at the second rank of its node (`--fails-in`). The file STOP ends
+all ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ _PHASES = ("problem", "snapshot", "rest", "load", "apply", "load_rest")
 
 
 class MortalState(talweg.torch.Elastic):
-    """One that ends, stops or fails its process where it has been told to."""
+    """A State that ends, stops or fails its process in the given phase."""
 
     told: argparse.Namespace
     has_stopped = False
@@ -91,7 +97,7 @@ class MortalState(talweg.torch.Elastic):
 
 
 class ToldCopying(stripes.Copying):
-    """One that tells how much is copied before the thread begins."""
+    """A Copying that prints how much is copied before the thread begins."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -116,7 +122,7 @@ def main() -> int:
     torch.set_num_threads(1)
     talweg.init()
     model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
-    # Others at every rank, until it has the state.
+    # Each rank has other values until it has the state.
     frozen, trained = torch.rand(arguments.frozen << 18), torch.rand(arguments.trained << 18)
     model.register_parameter("frozen", nn.Parameter(frozen, requires_grad=False))
     model.register_parameter("trained", nn.Parameter(trained))

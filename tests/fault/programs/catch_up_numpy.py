@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As catch_up.py, without a framework: the State has a function that applies a step's results.
+"""Does the same as catch_up.py without a framework. The State has an `apply` function.
 
     catch_up_numpy.py STOP [--frozen MB] [--touch STEP] [--no-hook]
 
-Lines are those of catch_up.py. `--touch`: weights are also changed without the function, in each
-step from that one on. `--no-hook`: the State has no such function.
+It prints the lines of catch_up.py. From the step of `--touch` on, each step also changes weights
+without the function. With `--no-hook` the State has no such function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import talweg
 
 
 class ToldState(talweg.State):
-    """One that says when it is given to others."""
+    """A State that prints a line when it is given to others."""
 
     def replay(self) -> Any:
         replay: Any = super().replay()
@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--no-hook", action="store_true")
     arguments = parser.parse_args()
     talweg.init()
-    draw = np.random.default_rng()  # Others at every rank, until it has the state.
+    draw = np.random.default_rng()  # Each rank has other values until it has the state.
     state = ToldState(
         apply=None if arguments.no_hook else descend,
         weights=draw.random(5000, np.float32),

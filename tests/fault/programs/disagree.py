@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks that use one name for tensors of different lengths: both are told."""
+"""Two ranks use one name for tensors of different lengths, and both get an error."""
 
 from __future__ import annotations
 

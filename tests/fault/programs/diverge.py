@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank whose weights become others than those of the rest.
+"""A rank whose weights become different from the others'.
 
     diverge.py RANK STEP EVERY
 
-It does so at that rank, in that step, or in the first one of a joiner where STEP is "joined".
-Prints "step N" after each step and "error KIND: TEXT" at last.
+Rank RANK changes its weights in step STEP; if STEP is "joined", in a joiner's first step. The
+program prints "step N" after each step, and "error KIND: TEXT" at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that makes the collective calls that it is told, checks what it gets, and says "done".
+"""A rank that makes given collective calls, checks their results, and prints "done".
 
-A line of its input is a call, how many bytes a rank has at its larger end, and how often.
+A line of its input has a call, the bytes of the larger of a rank's input and result, and a count.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of elastic_test.py: a name that means another tensor at each step, and calls without a name
-that do, before and after nodes come."""
+"""A rank of elastic_test.py. A name means another tensor at each step, and so do calls without a
+name.
+
+It makes such steps before and after nodes come.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 import numpy as np
 import talweg
 
-_STEPS = 50  # After a node has come.
+_STEPS = 50  # The number of steps after a node has come.
 
 
 def main() -> int:
@@ -26,7 +29,7 @@ def main() -> int:
         else:
             assert sums.shape == (length,) and len(set(sums)) == 1, sums
             print(f"step {state.step} of {sums[0]:.0f} ranks", flush=True)
-        # It goes on without ranks that are lost.
+        # The call goes on without lost ranks.
         sums = talweg.push_pull(np.ones(length + 1, np.float32), op=talweg.Op.SUM)
         assert sums.shape == (length + 1,) and len(set(sums)) == 1, sums
         state.step += 1

@@ -3,10 +3,11 @@
 
     global_batch.py STOP
 
-Lines: "begins FULL" with the samples of a full step, then after each step "step N of RANKS ranks samples
-S rate R after A summed G off D": the samples of all ranks, the learning rate in the optimizer's step
-and after it, how many ranks the gradients are of, and how far the weights are from those of one process
-that takes all samples of the step, each counting as one of a full step. At last "weights DIGEST".
+It prints "begins FULL" with the samples of a full step. After each step it prints "step N of RANKS
+ranks samples S rate R after A summed G off D". S are the samples of all ranks, R and A the learning
+rate in the optimizer's step and after it, and G is the number of ranks in the gradients. D is the
+distance of the weights from those of one process that takes all samples of the step with the weight
+that they have in a full step. The last line is "weights DIGEST".
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of Horovod's for TensorFlow that trains by hvd.elastic until it is told to stop.
+"""A program of Horovod for TensorFlow that trains by hvd.elastic until it is told to stop.
 
     hvd_elastic_tensorflow.py DIRECTORY (keras | tf_keras | tape) [first]
 
-With Model.fit of one of the two Keras, or with a tape and variables. With `first` it makes a step
-before run(), as Horovod's examples do, and Keras one in each reset. Lines go to DIRECTORY/PID:
-"begins BATCH" where the function of run() is called, "step BATCH" after each commit, "reset SIZE"
-where the ranks have changed, at last "weights DIGEST".
+It trains with Model.fit() of one of the two versions of Keras, or with a tape and variables. With
+`first` it makes a step before run(), as Horovod's examples do, and Keras makes one in each reset.
+Lines go to DIRECTORY/PID: "begins BATCH" when the function of run() is called, "step BATCH" after
+each commit, "reset SIZE" when the ranks have changed, and "weights DIGEST" at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tensorflow as tf
 _BATCH = 8
 _STEPS = 12
 _RATE = 0.0001
-# A step takes so much longer, without the processor that others need.
+# A step takes so much longer, without using the CPUs.
 _PAUSE_S = 0.005
 
 
@@ -41,7 +41,7 @@ class Program:
         self._log.write(f"{line}\n")
 
     def stops(self) -> bool:
-        """Whether a rank has been told to."""
+        """Whether some rank has been told to stop."""
         time.sleep(_PAUSE_S)
         own = tf.constant(int(self._stop.exists()))
         return bool(hvd.allreduce(own, op=hvd.Max, name="stop").numpy())
@@ -67,7 +67,7 @@ class Program:
         hvd.elastic.run(begin)(state)
 
     def end(self, weights: list[Any]) -> None:
-        # Ranks whose weights are NaN do not differ, whatever they did.
+        # If weights are NaN, differences between ranks would not show.
         assert all(np.isfinite(each).all() for each in weights), "the training has diverged"
         digest = hashlib.sha256(b"".join(np.asarray(each).tobytes() for each in weights))
         self.say(f"weights {digest.hexdigest()[:16]}")
@@ -76,13 +76,13 @@ class Program:
 def samples(seed: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     inputs = generator.standard_normal((_BATCH, 20)).astype(np.float32)
-    # With noise, so that no gradient vanishes.
+    # The noise keeps gradients from vanishing.
     noise = generator.standard_normal((_BATCH, 1)).astype(np.float32)
     return inputs, inputs.sum(1, keepdims=True) + noise
 
 
 def fit(program: Program, keras: Any, begins_before: bool) -> None:
-    keras.utils.set_random_seed(hvd.rank())  # run() makes them alike.
+    keras.utils.set_random_seed(hvd.rank())  # run() makes the weights equal.
     model = keras.Sequential(
         [keras.layers.Input((20,)), keras.layers.Dense(50), keras.layers.Dense(1)]
     )
@@ -116,7 +116,7 @@ def fit(program: Program, keras: Any, begins_before: bool) -> None:
                 np.concatenate(labels),
                 batch_size=_BATCH,
                 shuffle=False,
-                # Its steps are those that are left of the epoch.
+                # fit() makes the steps that are left of the epoch.
                 steps_per_epoch=_STEPS - state.batch,
                 verbose=0,
                 callbacks=[
@@ -135,7 +135,7 @@ def fit(program: Program, keras: Any, begins_before: bool) -> None:
 
 def tape(program: Program, begins_before: bool) -> None:
     generator = tf.random.Generator.from_seed(hvd.rank())
-    # The first one's gradients are sparse.
+    # The gradients of the first variable are sparse.
     shapes = ((_BATCH, 50), (20, 50), (50, 1))
     variables = [tf.Variable(generator.normal(shape)) for shape in shapes]
 
@@ -147,7 +147,7 @@ def tape(program: Program, begins_before: bool) -> None:
             loss = tf.reduce_mean(tf.square(outputs - labels))
         distributed = hvd.DistributedGradientTape(tape)
         sparse, *dense = distributed.gradient(loss, variables)
-        # Its root is another process when ranks have other numbers.
+        # The broadcast's root is another process when ranks have other numbers.
         rate = _RATE if is_first else hvd.broadcast(tf.constant(_RATE), 0, name="rate")
         variables[0].scatter_sub(tf.IndexedSlices(rate * sparse.values, sparse.indices))
         for variable, gradient in zip(variables[1:], dense):

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of Horovod's for PyTorch that trains by hvd.elastic until it is told to stop.
+"""A program of Horovod for PyTorch that trains by hvd.elastic until it is told to stop.
 
     hvd_elastic_torch.py DIRECTORY [FACTOR]
 
-FACTOR is gradient_predivide_factor, 1 by default.
+FACTOR is gradient_predivide_factor. The default is 1.
 
-A process that DIRECTORY/kill.PID is for kills the process that is named there in the middle of its
-next backward pass, when some gradients have left and others have not.
+If DIRECTORY/kill.PID exists for a process, it kills the process that the file names during its next
+backward pass, when some gradients have left and others have not.
 
-Lines go to DIRECTORY/PID: "begins BATCH" where the function of run() is called, "step BATCH" after
-each commit, "reset SIZE" where the ranks have changed, "stale" where a step begins with a gradient
-of another one, "changed" where one that was kept over the loss of the agent has other values then,
-"epoch EPOCH" where a step begins in another epoch of the job, at last "weights DIGEST".
+Lines go to DIRECTORY/PID:
+
+    begins BATCH     the function of run() is called
+    step BATCH       a commit has been made
+    reset SIZE       the ranks have changed
+    stale            a step begins with a gradient of another step
+    changed          a gradient that was kept over the loss of the agent has other values
+    epoch EPOCH      a step begins in another epoch of the job
+    weights DIGEST   the last line
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import horovod.torch as hvd
 import talweg
 import torch
 
-# A step takes so much longer, without the processor that others need.
+# A step takes so much longer, without using the CPUs.
 _PAUSE_S = 0.005
 
 
@@ -36,8 +41,8 @@ def main() -> None:
     directory = Path(sys.argv[1])
     log = (directory / str(os.getpid())).open("w", buffering=1)
     hvd.init()
-    torch.manual_seed(hvd.rank())  # begin() makes them alike.
-    # Its first layer's gradient is large enough to be summed where ranks share memory.
+    torch.manual_seed(hvd.rank())  # begin() makes the weights equal.
+    # The first layer's gradient is large enough to be summed in shared memory.
     model = torch.nn.Sequential(torch.nn.Linear(20, 2000), torch.nn.Linear(2000, 1))
     orders = directory / f"kill.{os.getpid()}"
 
@@ -53,7 +58,7 @@ def main() -> None:
     )
 
     def on_reset() -> None:
-        """As Horovod's guide has it: the rate is that of all ranks."""
+        """Sets the learning rate for the number of ranks, as Horovod's guide does."""
         for group in optimizer.param_groups:
             group["lr"] = 0.0001 * hvd.size()
         there = int(hvd.allreduce(torch.ones(1), op=hvd.Sum, name="reset"))
@@ -77,7 +82,7 @@ def main() -> None:
             inputs = torch.randn(8, 20, generator=generator)
             hidden = model[0](inputs)
             hidden.register_hook(in_backward)
-            noise = torch.randn(8, 1, generator=generator)  # So that no gradient vanishes.
+            noise = torch.randn(8, 1, generator=generator)  # It keeps gradients from vanishing.
             loss = (model[1](hidden) - inputs.sum(1, keepdim=True) - noise).square().mean()
             if any(parameter.grad is not None for parameter in model.parameters()):
                 log.write("stale\n")
@@ -85,7 +90,7 @@ def main() -> None:
             optimizer.step()
             gradient = model[0].weight.grad
             kept[:] = [*kept[-3:], (gradient, gradient.clone())]
-            optimizer.zero_grad()  # After the step: who drops what a lost step has left?
+            optimizer.zero_grad()  # Only after the step, so a lost step leaves gradients.
             time.sleep(_PAUSE_S)
             told = torch.tensor([int((directory / "stop").exists())])
             state.stopped = bool(hvd.allreduce(told, op=hvd.Max, name="stop"))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.join() in a job whose nodes may come and go: see hvd_join_elastic_test.py.
+"""Calls hvd.join() in a job whose nodes may come and go. See hvd_join_elastic_test.py.
 
     hvd_join_elastic.py DIRECTORY
 
-In each turn a rank joins while the others go on, with names that it has never used and without
+In each turn a rank joins while the others go on, with names that it has never used, and without
 names. Lines go to DIRECTORY/PID: "begins TURN", "last RANK of SIZE after RANK" after join(), "step
-TURN" after each turn, "refused" where commit() says that a rank has joined, at last "weights TOTAL"
-of all that was summed.
+TURN" after each turn, "refused" if commit() says that a rank has joined, and at the end "weights
+TOTAL" with the sum of all results.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Program:
         return bool(hvd.allreduce(told, op=hvd.Max, name="stop"))
 
     def turn(self, state: Any) -> None:
-        """One rank joins at once. The others make calls first, which it has never made."""
+        """One rank joins at once. The others first make calls that it has never made."""
         size, first = hvd.size(), state.turn % hvd.size()
         if hvd.rank() != first:
             for name in (None, f"new.{state.turn}", "settled"):
                 found = hvd.allreduce(torch.full((3,), 2.0), name=name, op=hvd.Sum)
-                # Some may be lost on the way.
+                # Some ranks may be lost during the call.
                 assert 2.0 <= float(found[0]) <= 2.0 * (size - 1), (name, found)
                 state.total += float(found[0])
             large = torch.full((5000,), 1.0)
@@ -47,7 +47,7 @@ class Program:
                 hvd.synchronize(handle)
             self.commit_is_refused(state)
         self.say(f"last {hvd.join()} of {size} after {first}")
-        # As the first one has not heard of it.
+        # The first rank has not taken part in the sums.
         told = hvd.allreduce(torch.tensor([state.total], dtype=torch.float64), op=hvd.Max)
         state.total = float(told)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that sums a large tensor, in place if it can, says so, and says how it ended."""
+"""A rank that sums a large tensor, in place if it can. It prints each step, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import talweg
 from talweg import _client
 from talweg._declaration import Declaration, DType, Op
 
-_COUNT = 3_000_000  # Many pieces, so that most of a round is summing.
+_COUNT = 3_000_000  # These are many pieces, so most of a round is summing.
 
 
 def main() -> int:

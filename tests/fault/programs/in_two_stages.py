@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank whose node enters in two stages, by the calls of talweg.h themselves.
+"""A rank whose node enters in two stages. It uses the calls of talweg.h directly.
 
-In each step it counts who takes part. A rank of a full member with number 0 counts, beside its steps,
-with each standby's first rank in rounds of a side tensor. A standby's rank does so until it reads
-"ready" on its standard input, says so, and goes on with steps. All end when one of them reads "stop".
+In each step it counts the ranks that take part. Rank 0 of the full members also counts, beside its
+steps, with each standby's first rank in rounds of a side tensor. A standby's rank does so until it
+reads "ready" on its standard input, tells that, and goes on with steps. All end when one of them
+reads "stop".
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Rank:
         )
 
     def step(self) -> bool:
-        """Whether there is another."""
+        """Makes a step. Returns whether there is another one."""
         if self.tensor is None:
             self.tensor = self.connection.declare_collective("ranks", _I32, _SUM, _WHOLE, 0, [], 2)
         own = np.array([1, self._is_told("stop")], np.int32)
@@ -58,7 +59,7 @@ class _Rank:
         self.connection.wait(self.tensor, round_, own.ctypes.data, None)
         steps = self.found.steps_base + self.connection.steps_ended() + 1
         print(f"step {steps}: {own[0]} ranks", flush=True)
-        time.sleep(0.001)  # Whoever reads the lines keeps up.
+        time.sleep(0.001)  # So the test can read the lines fast enough.
         self.connection.end_step()
         return own[1] == 0
 
@@ -82,7 +83,7 @@ class _Rank:
             number += member.rank_count
 
     def beside(self, incarnation: int, other: int) -> None:
-        """Rounds with one standby; it says when it needs no more."""
+        """Makes rounds with one standby, until it tells that it needs no more."""
         own = self.found.number
         try:
             tensor = self.connection.declare_collective(

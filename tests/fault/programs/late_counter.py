@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that counts its steps in its State before end_step(), or after it.
+"""A rank that counts its steps in its State, before or after end_step().
 
     late_counter.py STOP before|after|elsewhere
 
-With "elsewhere" it counts before, and takes batches of a sampler, but not where it has joined.
+With "elsewhere" it counts before end_step() and takes batches of a sampler, but not if it has
+joined.
 
-Prints "begins N", "step N of RANKS ranks" after each step, and "weights N" at the end.
+It prints "begins N", "step N of RANKS ranks" after each step, and "weights N" at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks that push tensors of low priority, and one of high priority, when they are told to.
+"""Two ranks that push tensors of low priority, and then one of high priority, when told to.
 
-The first pushes all at once, and says after how many of the others the last one came.
+The first rank pushes all at once, and prints how many others came before the last tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> int:
         name: np.full(low_bytes // 4, i, np.float32) for i, name in enumerate(names)
     }
     arrays["high"] = np.full(high_bytes // 4, 99, np.float32)
-    for name in arrays:  # All have memory before the link is slow.
+    for name in arrays:  # All arrays get their memory before the link is slow.
         talweg.push_pull(np.zeros_like(arrays[name]), op=talweg.Op.SUM, name=name)
     print("ready", flush=True)
     sys.stdin.readline()

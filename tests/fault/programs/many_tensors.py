@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that has so many tensors, and pushes a small one round after round."""
+"""A rank that has many tensors, and pushes a small one round after round."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that says of itself and of others what a program may ask.
+"""A rank that prints what a program may ask about itself and about others.
 
     meets_joiner.py STOP
 
-Prints "joiner BOOL" after init(), at a joiner "refused CALL KIND: TEXT" of each call that it may not
-make yet, "begins BOOL WHY" after begin(), then "step N epoch E sums R of SIZE ranks" after each step,
-and "weights DIGEST" when there is the file STOP.
+It prints "joiner BOOL" after init(). A joiner prints "refused CALL KIND: TEXT" for each call that
+it may not make yet. Then come "begins BOOL WHY" after begin(), "step N epoch E sums R of SIZE
+ranks" after each step, and "weights DIGEST" when the file STOP exists.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> int:
             print(f"refused {what} not", flush=True)
         except Exception as error:
             print(f"refused {what} {type(error).__name__}: {error}", flush=True)
-    # It has no function that applies results, so a joiner takes it whole.
+    # The State has no `apply` function, so a joiner takes it whole.
     state = talweg.State(weights=np.zeros(10, np.float32), step=0)
     state.begin()
     print(f"begins {talweg.is_joiner()} {state.took_whole}", flush=True)

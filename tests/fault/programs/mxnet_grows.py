@@ -3,9 +3,9 @@
 
     mxnet_grows.py STOP WAY
 
-Each rank's gradient is 1, so every step takes a rate of 1/1024 from each weight, however many ranks
-there are. Prints "step N of SIZE ranks" after each step, and "weights LEAST GREATEST of N steps" when
-there is the file STOP.
+Each rank's gradient is 1, so every step subtracts 1/1024 from each weight, for any number of ranks.
+It prints "step N of SIZE ranks" after each step, and "weights LEAST GREATEST of N steps" when the
+file STOP exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RATE = 1.0 / 1024
 
 
 class _Weights:
-    """What a State carries of a network of one array."""
+    """The weights of a network of one array, for a State."""
 
     def __init__(self, parameter: gluon.Parameter) -> None:
         self._parameter = parameter
@@ -42,7 +42,8 @@ def _optimizer() -> mx.optimizer.Optimizer:
     return mx.optimizer.create("sgd", learning_rate=_RATE)
 
 
-# By way: what makes its trainer, and whether step() is given all ranks' number as the batch size.
+# For each way: a function that makes its trainer, and whether step() gets the number of ranks as
+# the batch size.
 _WAYS: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "horovod": (lambda params: hvd.DistributedTrainer(params, _optimizer()), False),
     "horovod_predivided": (
@@ -75,7 +76,7 @@ def main() -> int:
     stop, way = Path(sys.argv[1]), sys.argv[2]
     hvd.init()
     net = gluon.nn.Dense(8, in_units=1, use_bias=False)
-    net.initialize(mx.init.Constant(hvd.rank()))  # begin() makes them rank 0's.
+    net.initialize(mx.init.Constant(hvd.rank()))  # begin() makes the weights rank 0's.
     make, gives_size = _WAYS[way]
     trainer = make(net.collect_params())
     state = talweg.State(weights=_Weights(net.weight), step=0)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with JAX: see outliver.py.
+"""Trains with JAX. See outliver.py.
 
-The ways: `errors` (the step, with a broadcast, which depends on ranks' numbers, is a program in
-talweg_errors()), `bare` (it is a program of reductions, which goes on when the call returns).
+The ways are `errors` and `bare`. With `errors` the step is a program in talweg_errors(), with a
+broadcast that depends on ranks' numbers. With `bare` it is a program of reductions, which goes on
+when the call has returned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def loss_of(weights: Any, inputs: Any) -> Any:
 
 
 def train(program: Program, way: str) -> None:
-    keys = jax.random.split(jax.random.PRNGKey(talweg.rank()))  # begin() makes them alike.
+    keys = jax.random.split(jax.random.PRNGKey(talweg.rank()))  # begin() makes weights equal.
     weights = {
         "first": jax.random.normal(keys[0], (20, 2000)) / 5,
         "second": jax.random.normal(keys[1], (2000, 1)) / 50,
@@ -53,7 +54,7 @@ def train(program: Program, way: str) -> None:
         with tw.talweg_errors():
             weights = step(state.weights, inputs)
             program.kill_if_told()
-        state.weights = weights  # What has failed must not come into the state.
+        state.weights = weights  # Only here, because a failed result must not get into the state.
 
     def prepare() -> Callable[[int], None]:
         return make_step

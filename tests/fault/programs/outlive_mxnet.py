@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with MXNet: see outliver.py.
+"""Trains with MXNet. See outliver.py.
 
-The ways: `engine` (Horovod's DistributedTrainer), `kvstore` (a Trainer with a store of Horovod's
-name). Nothing reads a result before the step's end, so all of a step is under way at once.
+The ways are `engine` (Horovod's DistributedTrainer) and `kvstore` (a Trainer with the store of
+Horovod's name). Nothing reads a result before the step's end, so the whole step is under way at
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from talweg._compat.mxnet import engine
 
 
 class Weights:
-    """What a State carries of a network."""
+    """The weights of a network, for a State."""
 
     def __init__(self, net: gluon.Block) -> None:
         self._parameters = list(net.collect_params().values())
@@ -34,7 +35,7 @@ class Weights:
 
 
 def train(program: Program, way: str) -> None:
-    mx.random.seed(hvd.rank())  # begin() makes them alike.
+    mx.random.seed(hvd.rank())  # begin() makes the weights equal.
     net = gluon.nn.HybridSequential(prefix=f"{way}_")
     net.add(gluon.nn.Dense(2000, in_units=20), gluon.nn.Dense(1, in_units=2000))
     net.initialize(mx.init.Xavier())
@@ -54,7 +55,7 @@ def train(program: Program, way: str) -> None:
         assert engine.wait_for_all(0)  # end_step() has waited.
         draw = np.random.RandomState(1000 * hvd.rank() + number)
         inputs = mx.nd.array(draw.standard_normal((8, 20)))
-        # It takes long enough for the step to be under way when its end is called.
+        # The product takes so long that the step is still under way when end_step() is called.
         large = mx.nd.dot(
             mx.nd.dot(mx.nd.ones((600, 600)), mx.nd.ones((600, 600))), mx.nd.ones((600, 20))
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with torch, by what keeps gradients under way: see outliver.py.
+"""Trains with torch in ways that keep gradients under way. See outliver.py.
 
-The ways: `overlap` (DistributedOptimizer(overlap_forward=...)), `hook` (DistributedDataParallel with
-Talweg's hook), `c10d` (DistributedDataParallel over the backend).
+The ways are `overlap` (DistributedOptimizer(overlap_forward=...)), `hook` (DistributedDataParallel
+with Talweg's hook) and `c10d` (DistributedDataParallel over the backend).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Model(nn.Module):
-    """Its first layer's gradient is large enough to be summed where ranks share memory."""
+    """A model whose first layer's gradient is large enough to be summed in shared memory."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class Model(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.first(inputs)
-        # By then the second layer's gradients have left.
+        # When this hook runs, the second layer's gradients have left.
         hidden.register_hook(lambda _: self._program.kill_if_told())
         return self.second(hidden)
 
 
 def check_that_it_is_old() -> None:
-    """Ranks have other numbers than when the group was made, or this one has another agent."""
+    """Checks that a group refuses calls when ranks' numbers or this rank's agent have changed."""
     try:
         dist.all_reduce(torch.zeros(1))
     except (talweg.AgentLost, talweg.InvalidArgument):
@@ -54,7 +54,7 @@ def join_group(backend: str, rank: int, size: int) -> None:
 
 
 def train(program: Program, way: str) -> None:
-    torch.manual_seed(talweg.rank())  # begin() makes them alike.
+    torch.manual_seed(talweg.rank())  # begin() makes the weights equal.
     model = Model(program)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0002, momentum=0.9)
     wrapped: nn.Module = model
@@ -62,7 +62,8 @@ def train(program: Program, way: str) -> None:
         named = model.named_parameters()
         optimizer = tw.DistributedOptimizer(optimizer, named, overlap_forward=model)
     elif way == "hook":
-        # This rank's own: no other rank is missed in it. The hook sums over those of the job.
+        # The group has only this rank, so a lost rank does not affect it. The hook sums over the
+        # job.
         join_group("gloo", 0, 1)
         wrapped = DistributedDataParallel(model, bucket_cap_mb=0.05)
         wrapped.register_comm_hook(None, tw.ddp_hook)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program as it stands on a page of the documents.
+"""Runs a program exactly as a page of the documents has it.
 
     page.py STOP PAGE HEADING KIND
 
-The program is the first block of Python under the heading. It gets what it leaves to its reader: KIND
-"torch" a model, an optimizer, a dataset and a loss; "numpy" weights and a gradient; "readme" what its
-three lines need, and a loop after them.
+The program is the first block of Python under the heading. It gets the objects that the page leaves
+to its reader. For the KIND "torch" these are a model, an optimizer, a dataset and a loss, for
+"numpy" weights and a gradient, and for "readme" what its three lines need, and a loop after them.
 
-Lines: "begins" when the first step is made, "step N of RANKS ranks" for each, "weights DIGEST" at the
-end, or "error TYPE: TEXT". The file STOP has all ranks end soon, at the same step.
+It prints "begins" when the first step is made, "step N of RANKS ranks" for each step, and "weights
+DIGEST" at the end, or "error TYPE: TEXT". The file STOP makes all ranks end soon, at the same step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def program_of(page: str, heading: str) -> str:
 
 
 class Reader:
-    """What a reader of the page has."""
+    """The objects that a reader of the page has."""
 
     def __init__(self, stop: Path) -> None:
         self._stop = stop
@@ -42,7 +42,7 @@ class Reader:
         self.names: dict[str, Any] = {}
 
     def goes_on(self) -> bool:
-        """Tells of a step. All ranks call it in the same steps, and get the same."""
+        """Prints a step. Returns whether training goes on; all ranks get the same answer."""
         self._steps += 1
         if self._steps == 1:
             print("begins", flush=True)
@@ -56,12 +56,12 @@ class Reader:
         import torch
 
         torch.set_num_threads(1)
-        torch.manual_seed(int(time.time_ns() % 10**9))  # Others at every rank.
+        torch.manual_seed(int(time.time_ns() % 10**9))  # Each rank has another seed.
         model = torch.nn.Linear(20, 2)
 
         def loss(model: Any, batch: Any) -> Any:
             if not self.goes_on() and self.names["epochs"] == _FOR_EVER:
-                self.names["epochs"] = self.names["state"].epoch + 1  # This one is the last.
+                self.names["epochs"] = self.names["state"].epoch + 1  # This epoch is the last one.
             inputs, labels = batch
             return torch.nn.functional.cross_entropy(model(inputs), labels)
 
@@ -88,7 +88,7 @@ class Reader:
         }
 
     def trains_on(self) -> None:
-        """The loop of the program that the README changes three lines of."""
+        """The loop of the program in which the README changes three lines."""
         import torch
 
         model, optimizer, goes_on = self.names["model"], self.names["optimizer"], True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank beside one that scribbles: it pushes what that one does until an error ends the job."""
+"""A rank beside one that scribbles. It pushes the same tensors until an error ends the job."""
 
 from __future__ import annotations
 

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank whose results tell, for every round, whose contributions are in them.
+"""A rank whose results show whose contributions are in every round.
 
     roll_call.py PLACE PLACES
 
-Each tensor has a block for every place; this rank fills its own with the number of the round, and
-the others with zeros. It does what it is told on standard input:
+Each tensor has a block for every place. This rank fills its own block with the number of the round,
+and the others with zeros. It takes these commands on standard input:
 
-    begin        its next round is the first one; without this it learns the number from the others
-    run N        every tensor up to round N, each round a step
-    more N       so many rounds more
-    until N      rounds until the job has N ranks, of which others have entered
-    push, take   the two halves of one more round
-    glance       between them: says which share of the large result has come
-    broadcast R  the root's place, from rank R
-    gather       all ranks' places
-    follow E     has the library go by the numbers of the view of epoch E, 0: of the newest
-    leave        says goodbye
+    begin        the next round is the first; otherwise the rank learns the number from others
+    run N        makes rounds of every tensor up to round N; each round is a step
+    more N       makes N more rounds
+    until N      makes rounds until the job has N ranks, of which others have entered
+    push, take   make the two halves of one more round
+    glance       between these, prints which share of the large result has come
+    broadcast R  broadcasts the root's place from rank R
+    gather       gathers all ranks' places
+    follow E     has the library use the numbers of the view of epoch E; 0 is the newest view
+    leave        leaves the job
 
-and prints what the blocks of each result hold: "large round 7: 7 7 0".
+It prints the blocks of each result, such as "large round 7: 7 7 0".
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ import sys
 import numpy as np
 import talweg
 
-# The elements of a block, and what becomes of the ranks' arrays. The large tensor is cut into many
-# slices and goes to every aggregator; what a stopped process does not take of it fits into no
-# socket's buffer.
+# The elements of a block, and the operation. The large tensor is cut into many slices and goes to
+# every aggregator. If a process is stopped, no socket's buffer can hold the rest of the tensor.
 _TENSORS = {
     "small": (10, talweg.Op.SUM),
     "mean": (10, talweg.Op.AVERAGE),
     "large": (1_500_000, talweg.Op.SUM),
 }
-_UNKNOWN = -1  # What a joiner contributes to its first round.
+_UNKNOWN = -1  # The contribution of a joiner to its first round.
 
 
 class RollCall:
@@ -61,7 +60,7 @@ class RollCall:
             self._handles[name] = talweg.push_pull_async_inplace(array, op=op, name=name)
 
     def glance(self) -> None:
-        """A wait that takes what is there; of an open round the rest is not touched yet."""
+        """Waits for no time, and takes what has come. The rest of an open round stays untouched."""
         with contextlib.suppress(talweg.Timeout):
             talweg.synchronize(self._handles["large"], 0.2)
         others = np.delete(self._arrays["large"], self._place, axis=0)
@@ -108,7 +107,7 @@ class RollCall:
     def follow(self, epoch: int) -> None:
         connection = talweg._client.current().connection
         connection.follow(epoch or connection.newest_epoch())
-        # A name of its own: whose tensor has the first of two ranks as its root?
+        # A tensor of its own, whose root is the first of two ranks.
         tensor = connection.declare_collective("followed", 8, 6, (2, 1), 0, (), 1)
         own = np.array([self._place], np.int64)
         round_ = connection.push_pull(tensor, own.ctypes.data, 0)

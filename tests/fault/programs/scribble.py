@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that writes anything into all memory that it shares, while it pushes: scribble.py SEED.
+"""A rank that writes random bytes into all memory that it shares, while it pushes: scribble.py
+SEED.
 
-Prints "mapped N bytes" before it begins. It ends by itself, if its own client does not crash first.
+It prints "mapped N bytes" before it begins. It ends by itself if its client does not crash before.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import talweg
 
 _WRITES = 30_000
 _FORGED_PUSHES = 300
-# Values that counters, lengths and offsets turn into something else by.
+# Values that break counters, lengths and offsets.
 _WORDS = (0, 1, 2, 3, 63, 64, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
 
 
 def shared_memory() -> list[tuple[int, int]]:
-    """Begin and length of what this process may write and others see."""
+    """Returns begin and length of memory that this process may write and others see."""
     found = []
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -35,7 +36,7 @@ def shared_memory() -> list[tuple[int, int]]:
 
 
 def scribble(places: list[tuple[int, int]], chance: random.Random) -> None:
-    """Words anywhere, most of them where a segment, or a buffer, begins."""
+    """Writes words anywhere, most of them near the begin of a segment or a buffer."""
     begin, length = chance.choice(places)
     reach = chance.choice((256, 4096, 65536, length))
     offset = chance.randrange(min(reach, length) // 8) * 8
@@ -49,7 +50,7 @@ def word(chance: random.Random) -> int:
 
 
 def forge(control: int, chance: random.Random) -> None:
-    """A push that no client would make, as docs/shared_memory.md has the ring."""
+    """Writes a push that no client would make into the ring of docs/shared_memory.md."""
     capacity = ctypes.c_uint32.from_address(control + 16).value
     submitted = ctypes.c_uint64.from_address(control + 0x140)
     entry = (ctypes.c_uint64 * 4).from_address(control + 0x1000 + 32 * (submitted.value % capacity))
@@ -59,8 +60,9 @@ def forge(control: int, chance: random.Random) -> None:
 
 
 def write(chance: random.Random) -> None:
-    """In one of three manners. Who spoils the ring of pushes is soon thrown out, so one leaves the
-    control segment alone, which is the smallest."""
+    """Writes in one of three manners. A rank that spoils the ring of pushes is soon thrown out. So
+    one manner spares the control segment, which is the smallest.
+    """
     places = sorted(shared_memory(), key=lambda place: place[1])
     manner = chance.choice(("all", "data", "forge"))
     if manner == "forge":
@@ -94,7 +96,7 @@ def main() -> int:
             is_in = False
         except talweg.TalwegError:
             writer.join(0.001)
-    os._exit(7)  # Without a goodbye, which could wait for what is written over.
+    os._exit(7)  # It does not leave the job, because that might wait for overwritten words.
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that pushes round after round, of so many numbers, says so, and says how it ended."""
+"""A rank that pushes rounds of so many numbers. It prints each round, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten rounds; then it says who it was, in Talweg's words and in torchrun's."""
+"""Makes ten rounds. Then it prints its place by Talweg's calls and by torchrun's variables."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 
     train_on.py DIRECTORY [--save] [--agent-wait S] [--ballast MB] [--pause S]
 
-A step's gradient depends on the weights and on which samples are in it, so ranks that have been
-through other steps have other weights. Lines go to DIRECTORY/PID: "begins STEP JOINED RANK SIZE",
-"takes EPOCH SAMPLE,..." before each step, "step STEP" after it, at last "weights DIGEST". A rank
-that finds DIRECTORY/stop says so to all others. One that DIRECTORY/kill.PID is for kills the process
-that is named there, so many seconds after it has begun to give its state away. `--pause`: a step
-takes so much longer, without the processor that others need.
+A step's gradient depends on the weights and the samples, so ranks that have made other steps have
+other weights. Lines go to DIRECTORY/PID: "begins STEP JOINED RANK SIZE", "takes EPOCH SAMPLE,..."
+before each step, "step STEP" after it, and "weights DIGEST" at the end. A rank that finds
+DIRECTORY/stop tells all others. If DIRECTORY/kill.PID exists for a rank, the rank kills the process
+that the file names, so many seconds after it has begun to give its state away. With `--pause` a
+step takes so much longer, without using the CPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WEIGHTS = 50_000
 
 
 class MortalState(talweg.State):
-    """One whose agent may be killed while it travels."""
+    """A State during whose transfer the agent may be killed."""
 
     def pack(self) -> Sequence[bytes | memoryview]:
         order = Path(sys.argv[1]) / f"kill.{os.getpid()}"
@@ -70,7 +70,7 @@ class Trainer:
             gradient += np.sin(state.weights * (index + 1) + state.step)
         total = talweg.push_pull(gradient, op=talweg.Op.SUM, name="gradient")
         state.weights -= np.float32(0.01) * total
-        # A second round of the step, whose tensor is found by the order of calls.
+        # The second round of the step has no name.
         own = np.array([self._stop.exists()], np.int32)
         state.stopped = bool(talweg.push_pull(own, op=talweg.Op.MAX)[0])
         state.step += 1

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that counts who takes part in each round, until the first of all is told to stop.
+"""A rank that counts who takes part in each round, until some rank is told to stop.
 
     until_told.py DIRECTORY
 
-It waits for no other rank but in rounds of one tensor, so that a node that comes back takes part from
-the next one on. Lines go to DIRECTORY/RANK, "pid count" after each round; a rank that finds
-DIRECTORY/stop says so to all others in its next round.
+It waits for other ranks only in rounds of one tensor, so a node that comes back takes part from the
+next round on. After each round a line "pid count" goes to DIRECTORY/RANK. A rank that finds
+DIRECTORY/stop tells all others in its next round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import talweg
 def main() -> None:
     directory = Path(sys.argv[1])
     talweg.init()
-    talweg.enter()  # A round holds all that there is to know.
+    talweg.enter()  # A joiner needs no State, because a round has all that it must know.
     with (directory / str(talweg.rank())).open("a", buffering=1) as log:
         while True:
             own = np.array([1, (directory / "stop").exists()], np.int32)

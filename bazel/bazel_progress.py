@@ -103,7 +103,7 @@ def held_back() -> Iterator[None]:
 
 
 class ProgressLine:
-    """One line on a terminal, rewritten. Elsewhere a line every `_PLAIN_INTERVAL_S`."""
+    """Shows one line on a terminal and rewrites it; elsewhere prints one each `_PLAIN_INTERVAL_S`."""
 
     def __init__(self, title: str) -> None:
         self._title = title

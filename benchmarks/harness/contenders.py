@@ -29,7 +29,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Programs:
-    """Where the programs of this tree are."""
+    """The paths of this tree's programs."""
 
     tool: Path
     baselines: Path

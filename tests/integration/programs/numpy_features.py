@@ -156,7 +156,7 @@ def refused_arguments() -> None:
 
 
 def arguments_in_the_old_order() -> None:
-    """In an earlier version the operation came before the name."""
+    """Calls also take the operation before the name."""
     size, own = talweg.size(), talweg.rank() + 1
     array: np.ndarray = np.full(3, own, np.float32)
     for name in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace"):

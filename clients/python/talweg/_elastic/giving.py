@@ -384,7 +384,7 @@ class Giving:
                     self._client.call_before_closing(self._close)
                 try:
                     given = _Given(self._client, replay, own, member, view, self.numbers)
-                except TalwegError:  # It is gone already: a newer view follows.
+                except TalwegError:  # The node is gone already, and a newer view follows.
                     continue
             self._given.append(given)
         for given in known.values():

@@ -222,7 +222,7 @@ class State:
         before = membership.view
         try:
             membership.end_step(self._commit)
-        finally:  # As in begin().
+        finally:  # A callback of on_view_change() may raise here, too.
             self._change = change_between(before, membership.view)
             self._deal()
         return self._change

@@ -69,7 +69,7 @@ class _Line:
             lanes=1,
             is_line=False,
         )
-        self._has_asked: bool | None = None  # None: it is not known yet.
+        self._has_asked: bool | None = None  # None until it is known.
         self.rounds: Rounds | None = None
         self.snapshot: Snapshot | None = None
         self.entries: dict[int, Sequence[Call]] = {}
@@ -246,7 +246,7 @@ class Taking:
                 try:
                     line = _Line(self._client, own, member, local_rank)
                     line.ask()
-                except Aborted:  # It is gone already: a newer view follows.
+                except Aborted:  # The survivor is gone already, and a newer view follows.
                     continue
                 except TalwegError as failure:
                     return self._perform(self._taker.on_failure(str(failure)))
@@ -369,12 +369,12 @@ class Taking:
             if (place, member.incarnation) in self._reached:
                 continue
             self._reached.add((place, member.incarnation))
-            with contextlib.suppress(TalwegError):  # It is gone already.
+            with contextlib.suppress(TalwegError):  # The survivor is gone already.
                 line = self._lines[place] = _Line(self._client, own, member, place[1])
                 line.tell(ASKS_NOT)
         while self._lines:
             for place, line in list(self._lines.items()):
-                with contextlib.suppress(TalwegError):  # It is gone.
+                with contextlib.suppress(TalwegError):  # The survivor is gone.
                     if not line.end():
                         continue
                 del self._lines[place]

@@ -200,7 +200,7 @@ class Pending(dist.Work):
         assert self._future is not None
         self._group.client.deadlines.forget(self._deadline)
         failure = self._take()
-        # What is chained to it may call and wait for collectives.
+        # Callbacks that are chained to the future may call and wait for collectives.
         if failure is None or self._fails_later:
             self._future.set_result(self._outputs)
         else:

@@ -103,7 +103,7 @@ def held_back() -> Iterator[None]:
 
 
 class ProgressLine:
-    """Shows one line on a terminal and rewrites it; elsewhere prints one each `_PLAIN_INTERVAL_S`."""
+    """One line on a terminal, which is rewritten; elsewhere a line each `_PLAIN_INTERVAL_S`."""
 
     def __init__(self, title: str) -> None:
         self._title = title

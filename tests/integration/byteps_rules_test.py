@@ -241,7 +241,7 @@ class CoresTest(unittest.TestCase):
         )
         with self.assertRaisesRegex(VariableError, "has 2 sections; .* each of the 3 ranks"):
             self._plan(3, BYTEPS_VISIBLE_CPU_CORES="1:2")
-        with self.assertRaisesRegex(VariableError, "no core that this process may use"):
+        with self.assertRaisesRegex(VariableError, "99 has no core that this process may use"):
             self._plan(1, BYTEPS_VISIBLE_CPU_CORES="99")
 
     def test_a_rank_gets_cores_near_its_gpu(self) -> None:

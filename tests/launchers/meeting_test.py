@@ -145,7 +145,7 @@ class ReachTest(unittest.TestCase):
         for line, said in (
             (_NESTED, "no line of this protocol"),
             (b"5\n", "no line of this protocol"),
-            (b"x" * 20000, "nobody answers"),
+            (b"x" * 20000, "answers no line"),
             (wrong_proof, "another secret"),
             (b'{"nonce": 1e999, "proof": "\\ud800"}\n', "another secret"),
         ):

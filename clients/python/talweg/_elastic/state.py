@@ -272,7 +272,7 @@ class State:
                 sorted(set(given) - set(self._values)),
             )
             raise Mismatch(
-                f"this rank's State has {here or 'nothing'} that the job's has not, and lacks "
+                f"this rank's State has {here or 'nothing'} that is not in the job's, and lacks "
                 f"{there or 'nothing'}: start the same program at every rank"
             )
         for name, value in given.items():

@@ -138,7 +138,7 @@ def compare(
     greatest(client, f"talweg.digest{client.connection.view_suffix}", lanes)
     if lanes[3]:
         raise failure or InvalidArgument(
-            "the State of the rank that was to give it to others cannot be pickled: see there why"
+            "the State of the rank that gives it to others cannot be pickled: see that rank's error"
         )
     if lanes[2]:
         raise Aborted("the state has not reached all ranks that need it")

@@ -347,11 +347,11 @@ class Taking:
         elif isinstance(effect, Apply):
             calls = [line.entries.pop(effect.step) for line in givers]
             if len({len(each) for each in calls}) > 1:
-                raise ValueError("survivors have made other numbers of calls in one step")
+                raise ValueError("survivors have called the optimizer unequally often in one step")
             for parts in zip(*calls):
                 data = np.concatenate([each.stripe for each in parts])
                 if data.size != parts[0].total:
-                    raise ValueError("survivors have applied gradients of other sizes")
+                    raise ValueError("survivors have applied gradients of different sizes")
                 self._replay.apply(parts[0].header, data)
         elif isinstance(effect, TakeRest):
             rest = givers[0].rest

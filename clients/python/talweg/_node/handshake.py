@@ -127,7 +127,7 @@ class Answerer:
             if not hmac.compare_digest(
                 str(line["proof"]), _proof(self._secret, "node", self._nonces)
             ):
-                raise Refused("the secret is another one")
+                raise Refused("this node has another secret than the first node")
             self.node = Node(
                 int(line["rank"]), int(line["local_size"]), shown(str(line["host"]))[:64]
             )
@@ -137,7 +137,7 @@ class Answerer:
         reply: dict[str, Any] = {"nonce": secrets.token_hex(16)}
         if self._munge is not None:
             if self._munge.open(str(line["credential"])) != line["nonce"]:
-                raise Refused("the credential is not of this connection")
+                raise Refused("the credential was made for another connection")
             reply["secret"] = self._munge.seal(self._secret)
         self._nonces = f"{line['nonce']} {reply['nonce']}"
         reply["proof"] = _proof(self._secret, "first", self._nonces)
@@ -153,7 +153,7 @@ def _read_line(connection: socket.socket) -> bytes:
         part = connection.recv(LINE_BYTES_MAX)
         line += part
         if not part or len(line) > LINE_BYTES_MAX:
-            raise Refused("nobody answers in this port's name")
+            raise Refused("the process at this port answers no line, or too long a one")
     return line
 
 
@@ -180,7 +180,7 @@ def _introduce(
     # Compared as bytes: compare_digest() refuses a str with characters beyond ASCII.
     proof = str(answer["proof"]).encode(errors="replace")
     if not hmac.compare_digest(proof, _proof(secret, "first", nonces).encode()):
-        raise Refused("it has another secret")
+        raise Refused("the process at this port has another secret")
     last = {"proof": _proof(secret, "node", nonces), **node.__dict__}
     connection.sendall(json.dumps(last).encode() + b"\n")
     return secret

@@ -74,7 +74,11 @@ def _place(
     rank, size, local_rank, local_size = numbers
     if rank >= size or local_rank >= local_size or local_size > size or local_rank > rank:
         values = ", ".join(f"{name}={number}" for name, number in zip(names, numbers))
-        raise InvalidArgument(f"{launcher} has started this process with {values}: no such rank is")
+        raise InvalidArgument(
+            f"{launcher} has started this process with {values}, which fit no rank: start the "
+            "program without variables of another launcher, or set TALWEG_AGENT_SOCKET to the "
+            "socket of an agent that is there"
+        )
     return Place(launcher, job, node, rank, size, local_rank, local_size, **rest)
 
 

@@ -44,7 +44,7 @@ def check_own(directory: Path) -> None:
     for each in (directory, directory.parent):
         if not is_kept(each):
             raise Unsafe(
-                f"another user may write to {each}, and what is in {directory} is run: set "
+                f"another user may write to {each}, and programs in {directory} are run: set "
                 "XDG_CACHE_HOME to a directory of your own"
             )
 

@@ -40,7 +40,7 @@ def read(environment: Mapping[str, str] | None = None) -> Machine:
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise TalwegError(
-            f"this machine's cores are not known, so that BYTEPS_NUMA_ON=0 is needed: {done.stderr}"
+            f"this machine's cores are not known: set BYTEPS_NUMA_ON=0. {done.stderr}"
         )
     return machine_of(json.loads(done.stdout))
 
@@ -103,8 +103,9 @@ def plan(
         for section in sections[:local_size]:
             if not usable.intersection(section):
                 raise VariableError(
-                    f"BYTEPS_VISIBLE_CPU_CORES is '{told}'; of {','.join(map(str, section))} there is "
-                    f"no core that this process may use ({','.join(map(str, sorted(usable)))})"
+                    f"BYTEPS_VISIBLE_CPU_CORES is '{told}'; {','.join(map(str, section))} has no "
+                    "core that this process may use: name some of "
+                    f"{','.join(map(str, sorted(usable)))}"
                 )
         return sections[:local_size]
     near = near_gpus or [set() for _ in range(local_size)]

@@ -68,7 +68,7 @@ def all_reduce(
     if reduction.op not in (Op.SUM, Op.AVERAGE):
         raise Unsupported(
             f"all_reduce of sparse tensors with {reduction.op.name.lower()}: only sums and averages "
-            "are there; use tensor.to_dense()"
+            "are supported: use tensor.to_dense()"
         )
     if tensor.device.type != "cpu":
         raise InvalidArgument(

@@ -70,7 +70,7 @@ class Reduction:
         if op is not None:
             is_scaled = reduce_op == getattr(dist.ReduceOp, "PREMUL_SUM", None)
             return cls(op, reduce_op.__getstate__()[1] if is_scaled else None)
-        raise Unsupported(f"{reduce_op} is not there: use one of {', '.join(_OPS)}")
+        raise Unsupported(f"{reduce_op} is not supported: use one of {', '.join(_OPS)}")
 
 
 def name_of(reduce_op: Any) -> Any:
@@ -367,7 +367,7 @@ def reduced(
     check_reduction(dtype, op, operation)
     if reduction.factor is not None:
         if not source.is_floating_point():
-            raise Unsupported(f"{operation}: premul_sum is of floating point numbers: use sum")
+            raise Unsupported(f"{operation}: premul_sum takes floating point numbers only: use sum")
         source = (source * reduction.factor).to(source.dtype)
     rows, part_rows = whole(source), [1]
     if kind is REDUCE_SCATTER:

@@ -72,8 +72,8 @@ def require_places(tensor: torch.Tensor) -> None:
     steps = zip(tensor.stride(), tensor.shape)
     if tensor.numel() > 0 and any(step == 0 and many > 1 for step, many in steps):
         raise InvalidArgument(
-            "the result needs a place for each element, which a tensor of expand() has not: pass "
-            "tensor.clone()"
+            "several elements of this tensor share one place in memory, as after expand(), so no "
+            "result can be written to it: pass tensor.clone()"
         )
 
 

@@ -75,7 +75,7 @@ class Elastic(State):
     ) -> None:
         if "apply" in values:
             raise InvalidArgument(
-                "Elastic(apply=...): joiners apply steps with their optimizer; it is for talweg.State"
+                "Elastic(apply=...): leave it out, because joiners apply steps with their optimizer"
             )
         if "ends_steps" in values:
             raise InvalidArgument(
@@ -95,7 +95,9 @@ class Elastic(State):
         if scale and optimizer is None:
             raise InvalidArgument("Elastic(scale='global_batch') needs an optimizer")
         if scale and self._sampler is None:
-            raise InvalidArgument("Elastic(scale='global_batch') needs an ElasticSampler's value")
+            raise InvalidArgument(
+                "Elastic(scale='global_batch') needs an ElasticSampler as a value"
+            )
         self._rates: list[Any] = []
         if scale and optimizer is not None:
             optimizer.register_step_pre_hook(lambda *_: self._scale_rates(optimizer))

@@ -63,7 +63,8 @@ def _add_backends(group: ProcessGroup, options: Any) -> None:
             group._register_backend(torch.device(device), kinds.GLOO, backend)
         else:
             raise Unsupported(
-                f'"{device}:{name}": beside talweg there can be nccl and gloo, where torch has them'
+                f'"{device}:{name}": this backend cannot stand beside talweg: name nccl or gloo, '
+                "if torch has it"
             )
 
 

@@ -55,7 +55,7 @@ class ElasticLoader(DataLoader):  # type: ignore[type-arg]
         if len(dataset) != sampler.length:
             raise InvalidArgument(
                 f"ElasticLoader: the sampler deals {sampler.length} samples, and the dataset has "
-                f"{len(dataset)}: make it of ElasticSampler(len(dataset), ...)"
+                f"{len(dataset)}: make the sampler by ElasticSampler(len(dataset), ...)"
             )
         super().__init__(dataset, batch_sampler=_Ahead(sampler), **options)
         self._dealer = sampler

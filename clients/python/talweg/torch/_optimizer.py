@@ -251,8 +251,8 @@ def distribute(
     take_back(optimizer)
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(
-            "overlap_forward: this optimizer's step() is another one's already: make learning rate "
-            "schedulers after DistributedOptimizer()"
+            "overlap_forward: a learning rate scheduler has wrapped this optimizer's step() "
+            "already: make schedulers after DistributedOptimizer()"
         )
     averager = make_averager(not overlaps)
     original = type(optimizer)
@@ -284,7 +284,7 @@ def take_back(optimizer: Any) -> None:
         if "step" in vars(optimizer):
             raise InvalidArgument(
                 "this optimizer has been distributed with overlap_forward, and a learning rate "
-                "scheduler goes around its step() since then: make both anew"
+                "scheduler has wrapped its step() since then: make both anew"
             )
         if not optimizer._talweg.client.is_closed:
             optimizer.synchronize_parameters()

@@ -51,7 +51,7 @@ class Batch:
     prepare_s: float = 0.0  # The time from the order until all were ready.
     workers_s: list[float] = field(default_factory=list)  # The time of each rank's rounds.
     cpu_s_of_programs: dict[str, float] = field(default_factory=dict)  # By process name.
-    cpu_s_of_daemons: float = 0.0  # Of the daemons and the processes that they have started.
+    cpu_s_of_daemons: float = 0.0  # The share of the daemons and their children.
 
 
 class _Worker:

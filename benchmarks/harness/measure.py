@@ -64,7 +64,7 @@ class Result:
     median_s: float = 0.0
     medians_s: list[float] = field(default_factory=list)  # By repetition.
     p99_s: float = 0.0
-    cpu_s_per_gigabyte: float = 0.0  # Of all processes, for each GB of all workers.
+    cpu_s_per_gigabyte: float = 0.0  # CPU time of all processes, for each GB of all workers.
     wire_bytes_per_round: float | None = None  # Sent by all interfaces together.
     wire_bytes_of_hosts: list[float] = field(default_factory=list)  # Sent by each host.
     memory_bytes: int = 0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options that sanitizers ask a program for when it starts. *_OPTIONS variables overrule them.
+// The options that sanitizers ask a program for at its start. The *_OPTIONS variables overrule
+// them.
 
 extern "C" {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One mistake for each sanitizer, with which sanitizers_test sees the check fail.
+// One mistake for each sanitizer. sanitizers_test checks that it fails a test.
 #include <climits>
 #include <cstdio>
 #include <cstring>

@@ -72,7 +72,7 @@ def main() -> int:
     trainers: list[Trainer] = []
 
     def prepare(order: Order) -> None:
-        """Makes a model. Called only once, because a process can have one distributed store."""
+        """Makes the model at the first call. A process can have only one distributed store."""
         if not trainers:
             trainers.append(Trainer(manner, order.dtype, order.sizes[0], rank))
         elif trainers[0].case != (order.dtype, order.sizes[0]):

@@ -124,7 +124,7 @@ class Trainer:
                 overlap_forward=None if manner == "optimizer" else self._model,
             )
             if manner == "arrival":
-                # There is no option for it, because no trainer should want it.
+                # There is no option for it, because no user should want it.
                 self._optimizer._talweg.priority_of = lambda index: 0  # type: ignore[attr-defined]
         torch.manual_seed(1 + rank)
         self._inputs = torch.randn(batch, *shape).to(device.torch)

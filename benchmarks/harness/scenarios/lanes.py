@@ -23,8 +23,8 @@ _SIZES = {
     "default": ("4 MB", "64 MB", "256 MB"),
     "full": ("4 MB", "64 MB", "256 MB"),
 }
-# So many lanes must be so many times as fast as one lane if the machine has so many cores. On any
-# machine they must have the last share of one lane's speed.
+# With _CORES cores, _COMPARED lanes must be at least _TIMES as fast as one lane. On any machine
+# they must be at least _TIMES_ANYWHERE as fast.
 _COMPARED, _CORES, _TIMES, _TIMES_ANYWHERE = 4, 16, 2.5, 0.95
 
 

@@ -89,7 +89,8 @@ class _Killer:
         elif kind == _SCHEDULER:
             job.restart_scheduler()
         elif kind == _AGGREGATOR:
-            # Nodes are lost one after another. The view may take back one node and lose the next.
+            # Aggregators are killed in turn. One that has come back enters the view when the view
+            # loses the next.
             self._count += 1
             job.kill_aggregator(self._count)
             job.await_epoch_after(survivors[0])

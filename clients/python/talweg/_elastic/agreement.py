@@ -57,7 +57,7 @@ class Said:
     is_joiner: bool
     # Whether the rank has been attached again, to a job that has begun without it or by it.
     begins_anew: bool
-    holds_state: bool  # Whether the rank has the job's State. A joiner does not have it yet.
+    holds_state: bool  # Whether the rank has a State. A joiner's lacks the others' values.
     wants_state: bool
     has_caught_up: bool
 

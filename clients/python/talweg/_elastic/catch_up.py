@@ -130,7 +130,7 @@ class Giver:
         return (SendRest(step, is_first=False),)
 
     def on_backlog(self, backlog_bytes: int, bytes_max: int) -> Sequence[GiverEffect]:
-        """So many bytes of the log are not sent yet. More than `bytes_max` are too many."""
+        """`backlog_bytes` of the log are not sent yet. More than `bytes_max` are too many."""
         if self.state is not GiverState.GIVING or backlog_bytes <= bytes_max:
             return ()
         return self._give_up(

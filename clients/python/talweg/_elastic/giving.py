@@ -409,8 +409,10 @@ class Giving:
     def on_boundary(
         self, step: int, view: View, ended: Sequence[bool], holds: Sequence[int]
     ) -> None:
-        """Ends the step of all survivors. `ended` says by rank who has ended it. `holds` has the
-        greatest look() of all ranks for each standby.
+        """Tells the givers that a step has ended.
+
+        `ended` says by rank who has ended it. `holds` has the greatest look() of all ranks for each
+        standby.
         """
         places = places_of(view)
         survivors = [place for number, place in places.items() if ended[number]]

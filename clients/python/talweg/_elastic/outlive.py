@@ -17,7 +17,7 @@ from talweg.errors import Aborted, AgentLost, InvalidArgument, TalwegError
 
 _WAIT_S = 300.0
 _WAIT_VARIABLE = "TALWEG_AGENT_WAIT_S"
-# The variable that names a file. The file tells `talweg run` that this rank waits for a new agent.
+# It names a file, which tells `talweg run` that this rank goes on if its agent is lost.
 _MARK_VARIABLE = "TALWEG_RUN_OUTLIVES"
 
 

@@ -19,7 +19,7 @@ class JobState(enum.Enum):
     GATHERING = "gathering"  # Nothing is started, because there are too few hosts to begin with.
     MEETING = "meeting"  # Hosts are being reached. The job starts there when all are reached.
     RUNNING = "running"
-    SHORT = "short"  # The job runs on fewer hosts than the least number, and waits for more.
+    SHORT = "short"  # The job has fewer nodes or ranks than `least`, and waits for more.
     FINISHING = "finishing"  # The job is about to end, or has ended. No other host enters.
     ENDING = "ending"  # The launcher ends all that still runs.
     OVER = "over"
@@ -55,10 +55,11 @@ class Bounds:
 class Policy:
     """How long a job waits for hosts, and when it uses hosts again that have failed.
 
-    The job ends if it is without enough hosts for `wait_s`. It begins without hosts that are not
-    reached within `meet_s`. A host that has failed is used again after the first of `cooldown_s`;
-    that time doubles with each failure, up to the second. With None failed hosts are barred. The
-    job ends if hosts come or go more than `changes_max` times; None is no limit.
+    The job ends if it is without enough hosts for `wait_s`, or if a host that should go has to stay
+    for so long. It begins without hosts that are not reached within `meet_s`. A host that has
+    failed is used again after the first of `cooldown_s`; that time doubles with each failure, up to
+    the second. With None failed hosts are barred. The job ends if hosts come or go more than
+    `changes_max` times; None is no limit.
     """
 
     wait_s: float = 600.0
@@ -386,7 +387,7 @@ class HostSet:
         return bool(self.hosts(HostState.DONE) or self.hosts(HostState.RUNNING))
 
     def _settle(self, actions: list[Action], now_s: float) -> list[Action]:
-        """Starts hosts that have room. Waits, goes on or ends, as the number of hosts demands."""
+        """Starts hosts while there is room. Waits, goes on or ends, by the number of hosts."""
         if self.state is JobState.GATHERING:
             if self._offered() >= self.bounds.first:
                 self.state, self._met_s = JobState.MEETING, now_s + self.policy.meet_s
@@ -488,7 +489,7 @@ class HostSet:
         return sum(self._size(each) for each in places if each.state is HostState.RUNNING)
 
     def _room(self) -> int:
-        """Returns how many more nodes or ranks have room. Hosts that go leave their room."""
+        """Returns how many more nodes or ranks may start. A host that goes takes no room."""
         left = sum(self._size(each) for each in self._going())
         return self.bounds.most - (self._count() - left) if self.bounds.most else 1 << 30
 

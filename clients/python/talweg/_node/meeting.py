@@ -108,7 +108,7 @@ class StoreMeeting(Meeting):
 
 
 def torch_store(environment: Mapping[str, str], rank: int, size: int, timeout_s: float) -> Any:
-    """Returns torchrun's store, or the one that rank 0 opens, for torch.distributed, too."""
+    """Returns torchrun's store, or the one that rank 0 opens. torch.distributed uses it, too."""
     from torch.distributed import TCPStore
 
     is_torchruns = environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)

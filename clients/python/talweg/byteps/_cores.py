@@ -22,7 +22,7 @@ _NVIDIA = 0x10DE
 
 @dataclass(frozen=True)
 class Machine:
-    """The cores and GPUs of a machine."""
+    """The cores and GPUs of a machine that this process may use."""
 
     # For each NUMA node, its physical cores; each of these is a list of its logical cores.
     nodes: list[list[list[int]]]

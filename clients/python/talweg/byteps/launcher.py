@@ -190,7 +190,8 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
 
 
 def _joint(arguments: list[str], environment: dict[str, str]) -> int:
-    """Runs a worker, and a server that ends with the job. Returns the worker's exit status.
+    """Runs a worker, and a server that ends with the job. Returns the worker's exit status, or
+    the server's if that is 0.
 
     If the server has ended and the worker does not end soon, ends the worker. The status is not 0
     then.

@@ -55,10 +55,10 @@ class Elastic(State):
         state.begin()
 
     Each value is an attribute, as `model` and `optimizer` are. A value is an object with
-    state_dict() and load_state_dict(), such as a scheduler or a GradScaler, or one that can be
-    pickled, such as a number, or an ElasticSampler. Ranks compare digests of the model's
-    parameters, which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. Without
-    a model ranks compare all values that are arrays or tensors.
+    state_dict() and load_state_dict(), such as a scheduler, a GradScaler or an ElasticSampler, or
+    one that can be pickled, such as a number. Ranks compare digests of the model's parameters,
+    which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. Without a model
+    ranks compare all values that are arrays or tensors.
 
     `scale="global_batch"` multiplies learning rates during each step of the optimizer. The factor
     is the number of samples in the step, divided by that of a full step of the ranks that the job

@@ -27,7 +27,9 @@ class Job:
         program: str = "catch_up.py",
         begin_together: bool = False,
     ) -> None:
-        """`mortal` says in which phase a node's rank dies. `begin_together`: nobody joins late."""
+        """`mortal` says in which phase a node's rank dies. With `begin_together` node 1 is
+        no joiner.
+        """
         self._beginning = ["--gather_ms=1"]
         if begin_together:
             self._beginning = ["--begin_members=2", f"--gather_ms={int(DEADLINE_S)}s"]

@@ -48,7 +48,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def request(method: str) -> bytes:
-    """Returns the fields with which the metadata of each call begin."""
+    """Returns the fields with which the metadata of each call begins."""
     block = field(":method", b"POST") + field(":scheme", b"http")
     block += field(":path", method.encode()) + field(":authority", b"localhost")
     return block + field("content-type", b"application/grpc") + field("te", b"trailers")

@@ -139,7 +139,7 @@ class StrangersTest(unittest.TestCase):
         self.assertIsNone(job.aggregators[0].process.poll())
 
     def test_messages_that_never_end_are_not_kept(self) -> None:
-        """gRPC keeps the begin of a message before the service sees the call, up to a limit."""
+        """gRPC keeps the beginning of a message before the service sees the call, up to a limit."""
         with Cluster() as cluster:
             job = Job(cluster, scheduler_options=["--secret_file=none"])
             for daemon, place, method in (

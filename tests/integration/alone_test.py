@@ -65,7 +65,7 @@ class AloneTest(unittest.TestCase):
         _run("torch_steps.py")
 
     def test_what_goes_with_the_interpreter(self) -> None:
-        """A client calls a method of an object that lives until the interpreter ends, silently."""
+        """An object whose method a client calls may live as long as the interpreter."""
         done = subprocess.run(
             [sys.executable, "-P", "-c", _KEPT],
             env=_CLEAN,

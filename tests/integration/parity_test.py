@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that N ranks train as one process with the same global batch, bit for bit each time."""
+"""Tests that N ranks train as one process with the same batch, and runs end in equal bytes."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class TensorflowTest(unittest.TestCase):
         self.assertEqual(output.count("has all 100 sums"), 4)
 
     def test_no_compiler(self) -> None:
-        """Without a compiler Python functions are used, with a warning. A forced kernel fails."""
+        """Without a compiler Python functions serve, with a warning. Forcing the kernel fails."""
         here = {"XDG_CACHE_HOME": os.environ.get("TEST_TMPDIR", "/nowhere"), "PATH": "/nowhere"}
         line = [*self.forks.prefix, str(job.PROGRAMS / "tensorflow_orders.py")]
         output = job.run([sys.executable, "-P", *line], here | {"TALWEG_TENSORFLOW_OPS": "auto"})

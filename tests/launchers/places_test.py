@@ -105,7 +105,7 @@ class LaunchersTest(unittest.TestCase):
         self.assertNotEqual(first.node, place(GROUP_RANK="0").node)
 
     def test_torchruns_nodes_meet_in_each_life(self) -> None:
-        """Nodes meet in each life, also at a scheduler that torchrun's numbers would do for."""
+        """Nodes meet in each life, even if a scheduler could use torchrun's numbers."""
         torchrun = {"TORCHELASTIC_RUN_ID": "x"}
         for own, nodes in (({}, 2), (torchrun, None), ({**torchrun, "GROUP_WORLD_SIZE": "1"}, 1)):
             place = launchers.find({**_TORCH, "TALWEG_SCHEDULER": "a:1", **own})

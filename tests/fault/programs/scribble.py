@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that writes random bytes into all memory that it shares, while it pushes: scribble.py
-SEED.
+"""A rank that writes random bytes into all memory that it shares, while it pushes.
+
+    scribble.py SEED
 
 It prints "mapped N bytes" before it begins. It ends by itself if its client does not crash before.
 """

@@ -129,7 +129,7 @@ def tapes_and_optimizers() -> None:
         results: list[np.ndarray] = []
         for optimizer, own in ((kind(0.1), mean + 1.0), (kind(0.1), rank + 1.0)):
             variable = tf.Variable([1.0, -1.0])
-            if len(results) == 1:  # The ranks of the second call come to the first one's gradient.
+            if len(results) == 1:  # The ranks' average is the first one's gradient.
                 optimizer = bps.DistributedOptimizer(optimizer)
             for _ in range(3):
                 optimizer.apply_gradients([(tf.fill([2], float(own)), variable)])

@@ -298,7 +298,7 @@ def buffers_of_data_parallel() -> None:
         with torch.no_grad():
             norm.running_mean.fill_(bps.rank() + 1)
         model = DistributedDataParallel(norm, broadcast_buffers=broadcasts_them)
-        assert (norm.running_mean == 1).all()  # Each rank keeps its own buffers.
+        assert (norm.running_mean == 1).all()  # The constructor broadcasts buffers.
         norm.running_mean.fill_(bps.rank() + 5)
         model.eval()
         model(torch.zeros(2, 3))

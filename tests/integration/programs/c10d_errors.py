@@ -416,7 +416,7 @@ def check_abort() -> None:
 
 
 def check_what_splits() -> None:
-    """new_group() does what torch's split_group does for other backends."""
+    """Groups by enumeration do what torch's split_group does for other backends."""
     own, groups = dist.new_subgroups_by_enumeration([[2, 0], [1]])
     assert len(groups) == 2
     tensor = torch.tensor([float(_RANK)])

@@ -223,7 +223,7 @@ def schedulers_that_come_first() -> None:
         assert "schedulers after DistributedOptimizer()" in str(error), error
     else:
         raise AssertionError("a step() that nobody would call was taken")
-    assert not model.weight._post_accumulate_grad_hooks  # Talweg no longer watches its gradients.
+    assert not model.weight._post_accumulate_grad_hooks  # Talweg does not watch its gradients.
 
 
 def state_and_join_see_whole_steps() -> None:

@@ -129,7 +129,10 @@ def told_before() -> None:
 
 
 def one_after_another() -> None:
-    """Rank r has r + 1 batches. Averages divide by the number of all ranks. Two names are used."""
+    """Rank r has r + 1 batches. Averages divide by the number of all ranks.
+
+    It is done twice, with new names.
+    """
     size, rank = hvd.size(), hvd.rank()
     for turn in range(2):
         for batch in range(rank + 1):

@@ -474,7 +474,10 @@ def refused_optimizers() -> None:
 
 
 def optimizers_of_one_name() -> None:
-    """Optimizers of one name fail, also with other parameter names, as they would share marks."""
+    """Optimizers of one name fail, also if their parameters have other names.
+
+    They would share the marks that say which gradients count.
+    """
     models = [nn.Linear(3, 3) for _ in range(2)]
     for at, model in enumerate(models):
         named = [(f"{at}.{name}", each) for name, each in model.named_parameters()]

@@ -69,7 +69,7 @@ def shared_parameters() -> None:
             return self.b(self.a(x))
 
     model = Tied()
-    # The parameter is averaged once, by each of its two names.
+    # A program may name the parameter once, or by each of its two names.
     for name, twice in (("tied", False), ("tied.twice", True)):
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         tw.broadcast_parameters(model.state_dict())

@@ -69,7 +69,7 @@ class TensorflowTest(unittest.TestCase):
             env = {"TALWEG_TENSORFLOW_OPS": "auto", "XDG_CACHE_HOME": cache}
             line = [*self.forks.prefix, str(job.PROGRAMS / "tensorflow_orders.py")]
             output = job.run([sys.executable, "-P", *line], env)
-            self.assertIn(f"go by Python: another user may write to {cache}, ", output)
+            self.assertIn(f"operations: another user may write to {cache}, ", output)
             self.assertNotIn("building the kernel", output)
 
     def _mixed(self, cache: str) -> None:
@@ -89,7 +89,7 @@ class TensorflowTest(unittest.TestCase):
         here = {"XDG_CACHE_HOME": os.environ.get("TEST_TMPDIR", "/nowhere"), "PATH": "/nowhere"}
         line = [*self.forks.prefix, str(job.PROGRAMS / "tensorflow_orders.py")]
         output = job.run([sys.executable, "-P", *line], here | {"TALWEG_TENSORFLOW_OPS": "auto"})
-        self.assertIn("go by Python: there is no g++", output)
+        self.assertIn("carry TensorFlow's operations: there is no g++", output)
         wanted = here | {"TALWEG_TENSORFLOW_OPS": "kernel"}
         output = job.run([sys.executable, "-P", *line], wanted, check=False)
         self.assertIn("there is no g++", output)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talweg's own optimizer and tape."""
+"""DistributedOptimizer() and DistributedGradientTape() of talweg.tensorflow."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ def DistributedOptimizer(
 ) -> OptimizerT:
     """Makes `optimizer` combine its gradients over the ranks; returns the same object.
 
-    An optimizer of Keras 3, of tf-keras or of tf.compat.v1.train. In tf.function and Model.fit each
-    gradient leaves as soon as it is computed. tf.IndexedSlices are gathered, or with
-    `sparse_as_dense` made dense. With several `backward_passes_per_step` the sum of so many
-    gradients is combined and applied; the passes between leave the variables as they are.
+    `optimizer` is one of Keras 3, of tf-keras or of tf.compat.v1.train. In tf.function and
+    Model.fit each gradient leaves as soon as it is computed. The ranks' tf.IndexedSlices are
+    gathered; `sparse_as_dense` makes them dense first. With several `backward_passes_per_step` the
+    gradients of so many passes are summed, and the sum is combined and applied in the last one. The
+    other passes leave the variables as they are. Raises InvalidArgument for another kind of
+    optimizer, and Unsupported if Keras 3 runs on another backend than TensorFlow.
     """
     choices = Choices(
         chosen_op(op, average),
@@ -52,8 +54,10 @@ def DistributedGradientTape(
     sparse_as_dense: bool = False,
     process_set: ProcessSet | None = None,
 ) -> tf.GradientTape:
-    """Makes `tape` combine what gradient() returns; returns the same object. See
-    DistributedOptimizer(), beside which it is not needed.
+    """Makes `tape` combine the gradients that gradient() returns; returns the same object.
+
+    The arguments are those of DistributedOptimizer(). A program that uses the one does not need the
+    other. Raises InvalidArgument if `tape` is no tf.GradientTape.
     """
     choices = Choices(
         chosen_op(op, average),

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs collectives inside TensorFlow's graphs without blocking one of its threads.
 
-In a graph an operation is three of TensorFlow's own:
+In a graph three operations of TensorFlow make one operation of Talweg:
 
     start    a Python function that pushes the tensor and returns
-    dequeue  TensorFlow's own asynchronous kernel: it waits for a token in a queue of the operation
-             and occupies no thread meanwhile
-    collect  a Python function that hands the result over, which is there
+    dequeue  an asynchronous kernel that waits for a token in the operation's queue. It occupies no
+             thread meanwhile
+    collect  a Python function that returns the result, which has arrived by then
 
-One thread of this process waits for the rounds and puts the tokens in. So all operations of a graph
-start when their inputs are there, in whatever order, with however few threads TensorFlow has.
+One thread of this process waits for the rounds and puts the tokens into the queues. So every
+operation of a graph starts when its inputs are there, in any order, even if TensorFlow has few
+threads.
 
-A Python function can raise few of TensorFlow's errors. Where the kernel's library is there, collect
-tells a failure to an operation of it, which raises the right one.
+A Python function can raise only some of TensorFlow's errors. If the kernel's library is loaded,
+collect returns a failure's code and text, and an operation of the library raises the right error.
 
-When TensorFlow executes eagerly, an operation starts and is waited for at once. In a graph of
-tf.compat.v1 there is no queue that this thread could reach: collect waits there, on a thread that
-is none of those that carry out the graph.
+When TensorFlow executes eagerly, an operation is started and waited for at once. A graph of
+tf.compat.v1 has no queue that the thread can reach. There collect waits, on a thread that is not
+one of the session's.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ from talweg.errors import TalwegError, Timeout
 from talweg.tensorflow import _kernel
 from talweg.tensorflow._rounds import Started
 
-# How long the waiting thread looks at one round before it looks at the others.
+# How long the waiting thread waits for one round before it polls the others.
 _LOOK_S = 0.001
-# And how long it takes at one that is over. A call of a free name may have more rounds to take.
+# How long it waits for a call that has ended: a call of a free name may have more rounds to take.
 _TAKE_S = 0.05
 
 
 class Part(NamedTuple):
-    """One round of an operation."""
+    """A round of an operation."""
 
-    start: Callable[..., Started]  # Given an array for each of the inputs.
+    start: Callable[..., Started]  # Called with an array for each of the inputs.
     inputs: Sequence[tf.Tensor]
-    outputs: Sequence[tuple[tf.DType, Any]]  # dtype and static shape of each result.
+    outputs: Sequence[tuple[tf.DType, Any]]  # The dtype and the static shape of each result.
 
 
 class _Waiter:
-    """The thread that waits for rounds."""
+    """The thread that waits for rounds, and what it waits for."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -57,7 +58,7 @@ class _Waiter:
         threading.Thread(target=self._run, name="talweg-tensorflow", daemon=True).start()
 
     def add(self, pending: Started, done: Callable[..., None]) -> None:
-        """Has `done` called with the results and None, or None and what was raised."""
+        """Calls `done` when the round is over: with (results, None), or with (None, the error)."""
         with self._changed:
             self._new.append((pending, done))
             self._changed.notify()
@@ -94,7 +95,7 @@ _waiters_lock = threading.Lock()
 
 
 def _waiter() -> _Waiter:
-    with _waiters_lock:  # A fork has none of its parent's threads.
+    with _waiters_lock:  # After a fork the child has none of its parent's threads.
         found = _waiters.get(os.getpid())
         if found is None:
             _waiters.clear()
@@ -111,7 +112,7 @@ class _Ticket:
         self.over = threading.Event()
 
 
-# Executions that TensorFlow has given up are forgotten after so many further ones.
+# A site forgets an execution that TensorFlow has given up after so many further ones.
 _TICKETS_MAX = 4096
 
 
@@ -126,7 +127,7 @@ class _Site:
         self._queue: Any = None
 
     def make_queue(self) -> tf.Tensor | None:
-        """What tells the graph that an execution is over; None where nothing can."""
+        """Makes the queue and returns the tokens of an execution; None in tf.compat.v1's graphs."""
         with tf.init_scope():
             if not tf.executing_eagerly():
                 return None
@@ -158,14 +159,15 @@ class _Site:
             self._queue.enqueue(np.int64(number))
 
     def collect(self, *given: Any) -> list[np.ndarray]:
-        """`given`: the number of each part's ticket, then their tokens."""
+        """Returns the results of all parts. `given`: each part's ticket number, then the tokens."""
         numbers = [int(number) for number in given[: len(self._parts)]]
         with self._lock:
             tickets = [self._tickets.pop(number) for number in numbers]
         for ticket in tickets:
-            ticket.over.wait()  # Where there is no queue, or an execution was given up.
+            # It waits if there is no queue, or if TensorFlow has given up an earlier execution.
+            ticket.over.wait()
         if self._queue is not None:
-            # Such a one has left its tokens, and this one's stand after them.
+            # An execution that was given up has left its tokens before this one's.
             missing = set(numbers) - {int(token) for token in given[-1]}
             while missing:
                 missing.discard(int(self._queue.dequeue()))
@@ -176,9 +178,9 @@ class _Site:
 
 
 def call_each_time(function: Callable[..., np.int64], inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-    """What a Python function returns, which each execution of the present graph calls once.
+    """Returns `function`'s result as a tensor; each execution of the current graph calls it once.
 
-    TensorFlow does not fold it, also where the inputs are constants.
+    TensorFlow does not fold the call, even if the inputs are constants.
     """
     number = tf.numpy_function(function, list(inputs), tf.int64)
     number.set_shape(())
@@ -187,7 +189,7 @@ def call_each_time(function: Callable[..., np.int64], inputs: Sequence[tf.Tensor
 
 
 def run(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
-    """The results of each part. All start when their inputs are there, and are there together."""
+    """Returns the results of each part. Each starts when its inputs are there; all end together."""
     if tf.executing_eagerly():
         return _run_eagerly(parts)
     site = _Site(parts)
@@ -199,7 +201,7 @@ def run(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
     if loaded is not None:
         collect = _telling(collect, dtypes)
         dtypes = [tf.int32, tf.string, *dtypes]
-    # After all of them have started: it may wait.
+    # All parts start before this, because it may wait.
     if token is None:
         collected = _on_own_thread(collect, numbers, dtypes)
     else:
@@ -221,7 +223,7 @@ def run(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
 def _telling(
     collect: Callable[..., list[np.ndarray]], dtypes: Sequence[tf.DType]
 ) -> Callable[..., list[Any]]:
-    """It returns, before the results, the code and the text of a failure; 0 where there is none."""
+    """Returns `collect` with a failure's code and text before the results; the code 0 is none."""
 
     def telling(*given: Any) -> list[Any]:
         try:
@@ -238,10 +240,10 @@ def _on_own_thread(
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
 ) -> list[tf.Tensor]:
-    """tf.numpy_function() that occupies none of a session's threads while it waits.
+    """Does as tf.numpy_function(), but occupies none of a session's threads while it waits.
 
-    TensorFlow computes a dataset's only element on a thread of that kernel's own, and the function
-    that maps it on the same thread, when it is told that the function needs no parallelism.
+    TensorFlow computes a dataset's only element on a thread of that kernel. The function that maps
+    the element runs on the same thread if it is declared to need no parallelism.
     """
 
     @tf.function(input_signature=[tf.TensorSpec((), each.dtype) for each in inputs])
@@ -276,7 +278,7 @@ def _run_eagerly(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
         except Exception as error:
             failure = failure or error
     results = []
-    for each in pending:  # All of them, also after a failure: an open one blocks its name.
+    for each in pending:  # Even after a failure: an open round blocks its name.
         try:
             results.append(each.wait())
         except Exception as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of one step, combined over the ranks: what optimizers and tapes share."""
+"""Combines the gradients of one step over the ranks, for optimizers and tapes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from talweg.tensorflow._rounds import Reduction
 
 
 def key_of(variable: Any) -> Any:
-    """The same for one variable of Keras and TensorFlow's within it."""
-    value = getattr(variable, "value", None)  # Keras 3 has the tf.Variable in there.
+    """Returns a key that is the same for a variable of Keras and the tf.Variable within it."""
+    value = getattr(variable, "value", None)  # Keras 3 keeps the tf.Variable there.
     inner = value if isinstance(value, tf.Variable) else variable
     return inner.ref() if hasattr(inner, "ref") else id(inner)
 
 
-# A tensor, its name, and how it is combined.
+# A tensor, its name, and the way it is combined.
 _Round = tuple[tf.Tensor, str, Reduction]
 
 
@@ -39,19 +39,20 @@ class Choices:
     postscale: float = 1.0
     sparse_as_dense: bool = False
     process_set: Any = None  # A talweg.ProcessSet; None: all ranks.
-    # These are not combined, but divided by the number of ranks if local gradients are scaled.
+    # The keys of variables whose gradients are not combined. With scale_local they are divided by
+    # the number of ranks.
     local: set[Any] = field(default_factory=set)
     scale_local: bool = True
-    # A rank that has entered a running job may make steps of its own before it has the state.
+    # A rank that enters a running job may make steps of its own until it has the job's state.
     own_at_entry: bool = False
-    # Asked at run time, whether this rank takes part.
+    # Says at run time whether this rank takes part.
     takes_part: Callable[[], bool] = lambda: True
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
 
     def reduction(self, priority: int) -> Reduction:
-        """How one that is dense is combined."""
+        """Says how a dense gradient is combined."""
         return Reduction(
             self.op,
             self.prescale,
@@ -63,12 +64,13 @@ class Choices:
 
 
 class Slices:
-    """A gradient that is tf.IndexedSlices: the ranks' rows are gathered, not reduced."""
+    """A gradient that is tf.IndexedSlices: the ranks' rows are gathered instead of reduced."""
 
     def __init__(self, gradient: tf.IndexedSlices, name: str | None, choices: Choices) -> None:
         if choices.op not in (Op.AVERAGE, Op.SUM):
             raise InvalidArgument(
-                "gradients that are tf.IndexedSlices have a sum or an average: use sparse_as_dense=True"
+                "the ranks' tf.IndexedSlices can only be summed or averaged: use "
+                "sparse_as_dense=True"
             )
         self._dense_shape = gradient.dense_shape
         self._choices = choices
@@ -77,7 +79,7 @@ class Slices:
         self.tensors = list(zip(names, (values, tf.convert_to_tensor(gradient.indices))))
 
     def gather(self) -> tf.IndexedSlices:
-        """All ranks' rows: their sum where an index comes several times.
+        """Returns all ranks' rows. An index may come several times: its rows count as their sum.
 
         Averages of integers are floating, as TensorFlow's quotients are.
         """
@@ -113,15 +115,16 @@ def combine(
     choices: Choices,
     base: str = "gradients",
 ) -> list[Any]:
-    """The ranks' gradients combined; those that are None stay so, at every rank alike.
+    """Returns the ranks' gradients combined. Those that are None stay None; all ranks must agree.
 
-    Each leaves as soon as it is computed. The first ones are the most urgent: the next forward pass
-    needs them first.
+    Each gradient leaves as soon as it is computed. The first ones have the highest priority,
+    because the next forward pass needs them first.
     """
     client = _client.current()
     if not choices.takes_part():
         return list(gradients)
-    Group(client, choices.process_set, "push_pull")  # Raises for an outsider, before it pushes.
+    # Raises for a rank outside the set, before it pushes anything.
+    Group(client, choices.process_set, "push_pull")
     base = _ops.unique_name("", None, base) or base
     results = list(gradients)
     dense: list[int] = []
@@ -150,7 +153,7 @@ def combine(
 
 
 def _divided(gradient: Any, process_set: Any) -> Any:
-    """By the number of ranks."""
+    """Divides the gradient by the number of ranks."""
     if isinstance(gradient, tf.IndexedSlices):
         values = _divided(gradient.values, process_set)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -159,9 +162,9 @@ def _divided(gradient: Any, process_set: Any) -> Any:
 
 
 def predivided(op: Op, factor: float) -> tuple[Op, float, float]:
-    """The operation, and the factors before and after, of a gradient_predivide_factor.
+    """Returns the operation and the factors before and after it for a gradient_predivide_factor.
 
-    What comes after divides by the ranks that there are then, not by those of the beginning.
+    The average divides by the number of ranks at the time of the round.
     """
     if factor == 1.0:
         return op, 1.0, 1.0
@@ -173,7 +176,7 @@ def predivided(op: Op, factor: float) -> tuple[Op, float, float]:
 
 
 def check_groups(num_groups: int, groups: Any) -> None:
-    """ValueError for what are no groups. They change nothing: small tensors travel together."""
+    """Raises ValueError for bad groups. Groups have no effect: small tensors travel together."""
     if not isinstance(num_groups, int) or num_groups < 0:
         raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
     if groups is None:

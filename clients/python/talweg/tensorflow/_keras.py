@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks of Model.fit, for Keras 3 and tf-keras alike."""
+"""Callbacks of Model.fit, for Keras 3 and for tf-keras."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from talweg.tensorflow import _variables
 
 
 class Hooks:
-    """What tf-keras asks of every callback, and Keras 3 does not."""
+    """The methods that tf-keras, but not Keras 3, asks of every callback."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -29,13 +29,16 @@ class Hooks:
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """Keras 3 and tf-keras have a list, the legacy optimizers a method that gives one."""
+    """Returns the optimizer's variables. Legacy optimizers have a method instead of a list."""
     found = getattr(optimizer, "variables", [])
     return list(found() if callable(found) else found)
 
 
 class BroadcastVariables(Hooks):
-    """Makes model and optimizer the root's after the first batch, which has made their variables."""
+    """Makes model and optimizer equal to the root's after the first batch.
+
+    The first batch makes their variables.
+    """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class BroadcastVariables(Hooks):
         self._local = [_variables.tf_variable(each).ref() for each in local_variables or []]
 
     def register_local_var(self, var: Any) -> None:
-        """This variable stays as it is."""
+        """Leaves this variable out of the broadcast."""
         self._local.append(_variables.tf_variable(var).ref())
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -75,7 +78,7 @@ class BroadcastVariables(Hooks):
 
 
 class MetricAverage(Hooks):
-    """Has an epoch's figures be the ranks' averages, for the callbacks that come after it."""
+    """Replaces an epoch's metrics by the ranks' averages, for the callbacks that come after it."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -92,7 +95,7 @@ class MetricAverage(Hooks):
 
 
 class LearningRateSchedule(Hooks):
-    """Multiplies the learning rate at the begin of a batch or of an epoch."""
+    """Multiplies the learning rate at the begin of each batch, or of each epoch."""
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class LearningRateSchedule(Hooks):
         new = float(self.initial_lr or 0.0) * self.multiplier(epoch)
         _assign(optimizer, "learning_rate", new)
         momentum = getattr(optimizer, "momentum", None)
-        # In a traced step only a variable can be changed.
+        # A traced step sees the change of a variable only.
         if self.momentum_correction and _is_variable(momentum) and old > 0:
             self.restore_momentum = float(np.asarray(momentum))
             _set_momentum(optimizer, self.restore_momentum * new / old)
@@ -187,7 +190,7 @@ def _set_momentum(optimizer: Any, value: float) -> None:
 
 
 class LearningRateWarmup(LearningRateSchedule):
-    """From the rate of one rank to `initial_lr`, which is that of all, within some epochs."""
+    """Raises the rate from that of one rank to `initial_lr`, that of all ranks, in some epochs."""
 
     def __init__(
         self,
@@ -200,7 +203,7 @@ class LearningRateWarmup(LearningRateSchedule):
         self.verbose = verbose
 
         def multiplier(epoch: float) -> float:
-            # One step further, so that the last one reaches the whole rate.
+            # Counts the coming step too, so that the last step has the whole rate.
             epoch += 1.0 / float(self.steps_per_epoch or 1)
             size = _client.current().size
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asynchronous kernel: built once for the TensorFlow that is installed, where g++ is.
+"""Builds and loads the asynchronous kernel, which carries operations in TensorFlow's graphs.
 
-TALWEG_TENSORFLOW_OPS says what carries operations in a graph: `kernel` (an error where it cannot be
-built), `python` (the functions of _engine.py), or `auto`, the default: the kernel where it can be
-built. Both use the same names, so some ranks may use the kernel and others the functions.
+It is built once for the installed TensorFlow, if g++ is installed. TALWEG_TENSORFLOW_OPS chooses
+what carries operations in a graph: `kernel` (an error if it cannot be built), `python` (the
+functions of _engine.py), or `auto`, the default: the kernel if it can be built, else the functions.
+Both use the same names, so some ranks may use the kernel and others the functions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _TEXT_BYTES = 2048
 
 
 class _Resolution(ctypes.Structure):
-    """As reduce_op.cc has it."""
+    """What an operation pushes. The layout is that of reduce_op.cc."""
 
     _fields_ = [
         ("client", ctypes.c_uint64),
@@ -61,7 +62,7 @@ class _Resolution(ctypes.Structure):
     ]
 
 
-# An operation, and the shape of its tensor.
+# The arguments that say which operation, and its tensor's shape.
 _OPERATION = (ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_uint64)
 _Resolve = ctypes.CFUNCTYPE(
     ctypes.c_int, *_OPERATION, ctypes.POINTER(_Resolution), ctypes.POINTER(ctypes.c_char)
@@ -72,7 +73,7 @@ _Disagreed = ctypes.CFUNCTYPE(None, *_OPERATION, ctypes.POINTER(ctypes.c_char))
 
 
 class _Callbacks(ctypes.Structure):
-    """As reduce_op.cc has it."""
+    """The functions that the kernel calls. The layout is that of reduce_op.cc."""
 
     _fields_ = [
         ("resolve", _Resolve),
@@ -91,10 +92,10 @@ class _Site(NamedTuple):
 
 
 class Kernel:
-    """The loaded library."""
+    """The loaded library of the kernel, and the operations that it carries."""
 
     def __init__(self, path: Path) -> None:
-        native.library()  # The kernel's own dependency is found by its name, once it is loaded.
+        native.library()  # The kernel finds libtalweg by its name, so it must be loaded already.
         self._ops = tf.load_op_library(str(path))
         library = ctypes.CDLL(str(path))
         library.talweg_tf_generation.restype = ctypes.c_uint64
@@ -104,7 +105,7 @@ class Kernel:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._client: Client | None = None
-        # What operations push, by their numbers and shapes.
+        # What operations push, by the operation's number and the tensor's shape.
         self._declared: dict[tuple[int, tuple[int, ...]], Declared] = {}
         library.talweg_tf_over.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
         self._callbacks = _Callbacks(
@@ -114,11 +115,11 @@ class Kernel:
             _Disagreed(self._disagreed),
         )
         library.talweg_tf_install(ctypes.byref(self._callbacks))
-        # Operations ask again what their tensors are: a broadcast's has another root.
+        # Operations then ask again what they push: a broadcast may have another root.
         _client.call_when_numbers_change(library.talweg_tf_forget)
 
     def reduce(self, tensor: tf.Tensor, name: str, how: Reduction) -> tf.Tensor:
-        """The operation, in the present graph."""
+        """Adds a reduction to the current graph, and returns its result."""
         number = next(self._numbers)
         self._sites[number] = _Site(name, np.dtype(tensor.dtype.as_numpy_dtype), how)
         result = self._ops.talweg_reduce(tensor=tensor, site=number)
@@ -126,11 +127,11 @@ class Kernel:
         return result
 
     def check(self, code: tf.Tensor, text: tf.Tensor) -> tf.Operation:
-        """The operation that fails, in the present graph, with a code of tf.errors that is not 0."""
+        """Adds an operation to the current graph that fails if `code`, of tf.errors, is not 0."""
         return self._ops.talweg_check(code=code, text=text)
 
     def _resolve(self, number: int, lengths: Any, dimensions: int, out: Any, text: Any) -> int:
-        """What an operation's tensor is by now; a status of tf.errors."""
+        """Tells an operation which tensor it pushes now; returns 0, or an error of tf.errors."""
         try:
             out[0] = self._resolution(number, tuple(lengths[:dimensions]))
             return 0
@@ -152,7 +153,7 @@ class Kernel:
         declaration, group = self._declaration(client, site, shape)
         name, tensors = site.name + group.suffix, client.tensors
         if keeps_own(client, name, site.how):
-            # As in a job of one rank; and the operation asks again.
+            # As in a job of one rank; the operation asks again at its next execution.
             return _Resolution(prescale=1.0, postscale=1.0, dtype=int(declaration.dtype))
         generation = int(self._library.talweg_tf_generation())
         mismatch = tensors.disagreed(name)
@@ -189,7 +190,7 @@ class Kernel:
         out: int | None,
         execution: int,
     ) -> None:
-        """Carries out an operation whose name means no one tensor any more."""
+        """Carries out an operation whose name no longer stands for one tensor."""
         try:
             client, site = _client.current(), self._sites[number]
             declaration, group = self._declaration(client, site, tuple(lengths[:dimensions]))
@@ -204,7 +205,7 @@ class Kernel:
             self._over(execution, failure)
 
     def _disagreed(self, number: int, lengths: Any, dimensions: int, text: Any) -> None:
-        """The round of an operation's tensor has ended with a mismatch, for which `text` has words."""
+        """Puts the mismatch's text for Python into `text`, which brings the one of the library."""
         declared = self._declared[number, tuple(lengths[:dimensions])]
         words = ctypes.string_at(text).decode(errors="replace")
         told = rounds.disagreed(_client.current(), declared, errors.Mismatch(words))
@@ -215,7 +216,7 @@ class Kernel:
         self._library.talweg_tf_over(execution, code, text)
 
     def _follow(self, client: Client) -> None:
-        """Lets go of an earlier client, and counts with this one's bytes."""
+        """Forgets the earlier client, and counts the kernel's bytes among those of this one."""
         with self._lock:
             if client is self._client:
                 return
@@ -238,20 +239,23 @@ class Kernel:
 
 
 def run_independently(op: tf.Operation) -> None:
-    """It is executed, once, but not in the order of the program: ranks may have other orders."""
+    """Lets each execution run the operation once, outside the program's order.
+
+    The ranks' programs may have different orders.
+    """
     manager = getattr(op.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(op)
 
 
 def _write(text: Any, words: str) -> None:
-    """Puts words where the kernel reads them."""
+    """Writes words into the kernel's buffer, and cuts what is too long."""
     cut = words.encode()[: _TEXT_BYTES - 1] + b"\0"
     ctypes.memmove(text, cut, len(cut))
 
 
 def code_of(failure: Exception) -> int:
-    """The number of the error of tf.errors that stands for it."""
+    """Returns the code of tf.errors for a failure."""
     if isinstance(failure, (errors.Mismatch, errors.NotInitialized)):
         return int(tf.errors.FAILED_PRECONDITION)
     if isinstance(failure, ValueError):
@@ -265,7 +269,7 @@ def code_of(failure: Exception) -> int:
 
 
 def _include_directory() -> Path:
-    """Where the headers are: in the wheel beside this package, else in the source tree."""
+    """Returns the folder of the headers: in the wheel beside this package, else the source tree."""
     here = Path(__file__).absolute()
     places = [here.parents[1] / "include", *here.parents, *Path(__file__).resolve().parents]
     for place in places:
@@ -303,13 +307,16 @@ def _line(compiler: str, include: Path, out: Path) -> list[str]:
 
 
 def build() -> Path:
-    """The kernel's library, built if it is not there. TalwegError where it cannot be.
+    """Returns the path of the kernel's library, and builds it first if it is missing.
 
-    One of several processes builds it, the others wait. It comes into its place whole.
+    If several processes call this, one builds and the others wait. The finished library is moved to
+    its path in one step. Raises TalwegError if it cannot be built.
     """
     compiler = shutil.which("g++")
     if compiler is None:
-        raise errors.TalwegError("there is no g++ on the PATH: install it, or leave it to Python")
+        raise errors.TalwegError(
+            f"there is no g++ on the PATH: install it, or set {_VARIABLE}=python"
+        )
     include = _include_directory()
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     key = hashlib.sha256(
@@ -326,14 +333,14 @@ def build() -> Path:
     ).hexdigest()[:24]
     cache = _cache_directory()
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    places.check_own(cache)  # What lies there is run.
+    places.check_own(cache)  # This process runs the code that lies there.
     directory = cache / f"tensorflow-{tf.__version__}-{key}"
     library = directory / "reduce_op.so"
     if library.is_file():
         return library
     directory.mkdir(mode=0o700, exist_ok=True)
     with open(directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Gone with the process that has it.
+        fcntl.flock(lock, fcntl.LOCK_EX)  # The lock ends with the process.
         if not library.is_file():
             _build(compiler, include, library)
     return library
@@ -366,7 +373,7 @@ _loading = threading.Lock()
 
 
 def kernel() -> Kernel | None:
-    """The kernel, or None where Python functions carry the operations."""
+    """Returns the kernel, or None if Python functions carry the operations."""
     wanted = os.environ.get(_VARIABLE, "auto") or "auto"
     if wanted == "python":
         return None
@@ -379,7 +386,10 @@ def kernel() -> Kernel | None:
             except (errors.TalwegError, OSError, tf.errors.OpError) as failure:
                 if wanted == "kernel":
                     raise
-                print(f"talweg: TensorFlow's operations go by Python: {failure}", file=sys.stderr)
+                print(
+                    f"talweg: Python functions carry TensorFlow's operations: {failure}",
+                    file=sys.stderr,
+                )
                 _loaded[wanted] = None
         return _loaded[wanted]
 
@@ -390,7 +400,7 @@ def reduce_many(
     names: Sequence[str | None],
     hows: Sequence[Reduction],
 ) -> list[tf.Tensor]:
-    """As _ops.reduce_many(), in a graph, where each has a name."""
+    """Does as _ops.reduce_many(), in a graph. Each tensor has a name."""
     return [
         loaded.reduce(tensor, name or "", how) for tensor, name, how in zip(tensors, names, hows)
     ]

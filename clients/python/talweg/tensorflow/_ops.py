@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of TensorFlow's tensors: eager, in tf.function and in graphs. All are differentiable."""
+"""Collectives of TensorFlow's tensors: eager, in tf.function and in graphs, with gradients."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from talweg.tensorflow import _kernel, _rounds
 from talweg.tensorflow._engine import Part, call_each_time, run
 from talweg.tensorflow._rounds import Reduction
 
-# What is called within tf.function is Python that makes a graph: AutoGraph would only slow it down.
+# The functions below make a graph in tf.function. AutoGraph would only make them slower.
 plain = tf.autograph.experimental.do_not_convert
 
 
 def unique_name(
     kind: str, tensor: Any, name: str | None, ignores_scope: bool = False
 ) -> str | None:
-    """The name under which an operation's ranks meet.
+    """Returns the name by which an operation's ranks find each other.
 
-    In a graph the operations' order is not fixed, so each has a name: the caller's, or one of its
-    tensor, within the name scope and made unique in the graph as TensorFlow's own names are. Eager
-    calls without a name belong together by their order.
+    A graph does not fix the order of its operations, so each has a name: the caller's, or one made
+    of the tensor's. It lies in the name scope and is unique in the graph, as TensorFlow's own names
+    are. Eager calls without a name are matched by their order, and get None.
     """
     if tf.executing_eagerly():
         return name
@@ -45,7 +45,7 @@ def unique_name(
 
 
 def asked(ask: Callable[[Client], int], after: tf.Tensor) -> tf.Tensor:
-    """What `ask` says when `after` is there, of int64: a graph stays where nodes come and go."""
+    """Returns `ask`'s answer as int64. If nodes may change, a graph asks when `after` is there."""
     client = _client.current()
     if tf.executing_eagerly() or not client.nodes_change:
         return tf.constant(ask(client), tf.int64)
@@ -53,20 +53,20 @@ def asked(ask: Callable[[Client], int], after: tf.Tensor) -> tf.Tensor:
 
 
 def size_of(process_set: ProcessSet | None, operation: str, after: tf.Tensor) -> tf.Tensor:
-    """How many ranks there are in a set when `after` is there."""
+    """Returns the number of ranks in the set, as asked() does."""
     return asked(lambda client: Group(client, process_set, operation).size, after)
 
 
 def _gradient_names(names: Sequence[str | None]) -> list[str | None]:
-    """The names of operations' gradients: of each time that a graph has them, another one.
+    """Returns names for the operations' gradients. A graph gets new ones each time.
 
-    A graph that asks for several gradients through one operation computes them in any order, and
-    at once.
+    A graph that asks for several gradients through one operation may compute them in any order, and
+    at the same time.
     """
     if tf.executing_eagerly():
         return [None if name is None else f"{name}.gradient" for name in names]
     graph = tf.compat.v1.get_default_graph()
-    with graph.name_scope(None):  # Whatever scope asks for it.
+    with graph.name_scope(None):  # Without the scope in which the gradient is asked for.
         return [None if name is None else graph.unique_name(f"{name}.gradient") for name in names]
 
 
@@ -105,10 +105,10 @@ def reduce_part(tensor: tf.Tensor, name: str | None, how: Reduction) -> Part:
 def reduce_many(
     tensors: Sequence[tf.Tensor], names: Sequence[str | None], hows: Sequence[Reduction]
 ) -> list[tf.Tensor]:
-    """The reductions of all, without a gradient. Each leaves as soon as it is there."""
+    """Reduces all tensors, without gradients. Each leaves as soon as it is there."""
     if not tensors:
         return []
-    _client.current()  # NotInitialized, before a graph is made.
+    _client.current()  # Raises NotInitialized before a graph is made.
     loaded = None if tf.executing_eagerly() else _kernel.kernel()
     if loaded is not None:
         return _kernel.reduce_many(loaded, tensors, names, hows)
@@ -120,7 +120,7 @@ def reduce_many(
 def reduce_tensors(
     tensors: Sequence[Any], names: Sequence[str | None], how: Reduction
 ) -> list[tf.Tensor]:
-    """The reductions of all; their gradients are reduced in the same way."""
+    """Reduces all tensors. Their gradients are reduced in the same way."""
 
     @tf.custom_gradient
     def reduced(*inputs: tf.Tensor) -> Any:
@@ -160,11 +160,11 @@ def push_pull(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> tf.Tensor:
-    """Returns the ranks' tensors combined, of the tensor's shape and dtype.
+    """Returns the ranks' tensors combined. The result has the tensor's shape and dtype.
 
-    All shapes and dtypes are as in talweg.push_pull(), and bfloat16; averages of integers are
-    truncated. The gradient is combined in the same way. Errors are Talweg's when TensorFlow
-    executes eagerly, and one of tf.errors that has their text in a graph.
+    Takes every shape, the dtypes of talweg.push_pull(), and bfloat16. Averages of integers are
+    truncated. The gradient is combined in the same way. Eager calls raise Talweg's errors; a graph
+    raises an error of tf.errors with the same text.
     """
     how = _reduction(op, average, process_set, prescale_factor, postscale_factor, priority)
     [result] = reduce_tensors([tensor], [unique_name("push_pull", tensor, name)], how)
@@ -174,7 +174,7 @@ def push_pull(
 def group_names(
     kind: str, tensors: Sequence[Any], name: str | None, pattern: str = "{name}.{index}"
 ) -> list[str | None]:
-    """One name for each tensor of a group."""
+    """Returns a name for each tensor of a group; None for each if the call is eager and unnamed."""
     base = unique_name(kind, tensors[0], name) if tensors else None
     if base is None:
         return [None] * len(tensors)
@@ -194,7 +194,7 @@ def grouped_push_pull(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> list[tf.Tensor]:
-    """push_pull() of many tensors; with a name they are name.0, name.1 and so on."""
+    """Does push_pull() of each tensor. With a name they are called name.0, name.1 and so on."""
     how = _reduction(op, average, process_set, prescale_factor, postscale_factor, priority)
     return reduce_tensors(tensors, group_names("grouped_push_pull", tensors, name), how)
 
@@ -209,7 +209,7 @@ def broadcast_tensors(
     root_rank: int,
     process_set: ProcessSet | None,
 ) -> list[tf.Tensor]:
-    """The root's tensors; their gradients are averaged at the root and zero elsewhere."""
+    """Returns the root's tensors. The gradients are averaged at the root, and zero elsewhere."""
     client = _client.current()
     group = Group(client, process_set, "broadcast")
     group.require_root(root_rank, "broadcast")
@@ -224,7 +224,8 @@ def broadcast_tensors(
             wanted = _gradient_names(names)
             averages = reduce_many(upstream, wanted, [average] * len(upstream))
             is_root = asked(lambda client: int(client.rank == root_rank), averages[0]) > 0
-            # A graph of tf.compat.v1 leaves out what nothing depends on, and the root would wait.
+            # Each rank must reduce, or the root would wait. A graph of tf.compat.v1 leaves out
+            # an operation that nothing depends on.
             with tf.control_dependencies(averages):
                 return [tf.where(is_root, each, tf.zeros_like(each)) for each in averages]
 
@@ -241,7 +242,10 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """Returns the root's tensor. `root_rank` is a number in the job, also within a set."""
+    """Returns the root's tensor, of the same shape and dtype as this rank's.
+
+    `root_rank` is a rank of the job, even with a process set.
+    """
     names = [unique_name("broadcast", tensor, name)]
     [result] = broadcast_tensors([tensor], names, root_rank, process_set)
     return result
@@ -253,7 +257,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Returns the root's object on every rank, at once. Pickled: only for ranks you trust."""
+    """Returns the root's object at every rank; blocks. Uses pickle: only for ranks you trust."""
     own = objects.broadcast_name(name, root_rank)
     return objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
 
@@ -261,7 +265,7 @@ def broadcast_object(
 def all_gather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """Returns all ranks' objects, by rank, at once. Pickled: only for ranks you trust."""
+    """Returns all ranks' objects, by rank; blocks. Uses pickle: only for ranks you trust."""
     own = objects.gather_name(name)
     return objects.all_gather_object(_client.current(), obj, own, process_set)
 
@@ -277,7 +281,7 @@ def gather_many(
     of_some: bool = False,
     own_at_entry: bool = False,
 ) -> list[tf.Tensor]:
-    """all_gather() of all, without a gradient; `of_some`: also without ranks that have joined."""
+    """Does all_gather() of each, without gradients; `of_some`: goes on without joined ranks."""
     _client.current()
     how = Reduction(process_set=process_set, priority=priority, own_at_entry=own_at_entry)
 
@@ -299,7 +303,7 @@ def gather_tensors(
     process_set: ProcessSet | None,
     operation: str = "all_gather",
 ) -> list[tf.Tensor]:
-    """all_gather() of all; the gradient of each is the average of the ranks' own slices of it."""
+    """Does all_gather() of each. The gradients are averaged, and each rank gets its own rows."""
 
     @tf.custom_gradient
     def gathered(*inputs: tf.Tensor) -> Any:
@@ -340,7 +344,7 @@ def all_gather(
 def grouped_all_gather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[tf.Tensor]:
-    """all_gather() of many tensors."""
+    """Does all_gather() of each tensor. With a name they are called name.0, name.1 and so on."""
     names = group_names("grouped_all_gather", tensors, name)
     return gather_tensors(tensors, names, process_set, "grouped_all_gather")
 
@@ -355,7 +359,7 @@ def scatter_tensors(
     how: Reduction,
     operation: str = "reduce_scatter",
 ) -> list[tf.Tensor]:
-    """reduce_scatter() of all; the gradient is gathered, and for a sum times the number of ranks."""
+    """Does reduce_scatter() of each. The gradient is gathered, and for a sum times the ranks."""
     _client.current()
     factor = how.prescale * how.postscale
 
@@ -396,7 +400,7 @@ def reduce_scatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Combines the ranks' tensors and returns this rank's rows of it, as talweg.reduce_scatter()."""
+    """Combines the ranks' tensors and returns this rank's rows, as talweg.reduce_scatter() does."""
     how = _reduction(op, average, process_set, prescale_factor, postscale_factor, 0)
     [result] = scatter_tensors([tensor], [unique_name("reduce_scatter", tensor, name)], how)
     return result
@@ -413,7 +417,7 @@ def grouped_reduce_scatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """reduce_scatter() of many tensors."""
+    """Does reduce_scatter() of each tensor. With a name they are called name.0 and so on."""
     how = _reduction(op, average, process_set, prescale_factor, postscale_factor, 0)
     names = group_names("grouped_reduce_scatter", tensors, name)
     return scatter_tensors(tensors, names, how, "grouped_reduce_scatter")
@@ -449,7 +453,7 @@ def exchange_tensor(
     process_set: ProcessSet | None,
     drops_surplus: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """all_to_all(); with `drops_surplus` the rows after those of all splits are left out."""
+    """Does all_to_all(). `drops_surplus` leaves out rows beyond the sum of `splits`."""
     _client.current()
 
     @tf.custom_gradient
@@ -480,9 +484,10 @@ def all_to_all(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends rows to every rank: returns those received, and int32[ranks] of how many from each.
+    """Sends rows to every rank; returns the received rows, and int32[ranks]: how many from each.
 
-    The first splits[0] rows go to the group's first rank, and so on; without splits evenly.
+    The first splits[0] rows go to the group's first rank, and so on. Without `splits` every rank
+    gets the same number.
     """
     return exchange_tensor(tensor, splits, unique_name("all_to_all", tensor, name), process_set)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers whose gradients are combined over the ranks: Keras 3's, tf-keras's, tf.compat.v1's."""
+"""Makes optimizers of Keras 3, tf-keras and tf.compat.v1 combine their gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OptimizerT = TypeVar("OptimizerT")
 
 
 class _Steps:
-    """What an optimizer does with gradients before it applies them."""
+    """What an optimizer does with gradients before it applies them, and its sums of passes."""
 
     def __init__(self, choices: Choices, passes: int, averages_passes: bool) -> None:
         self.choices = choices
@@ -29,22 +29,22 @@ class _Steps:
         self._averages_passes = averages_passes
         self._sums: list[Any] = []
         self._count: Any = None
-        self._is_in_graph = False  # A graph of tf.compat.v1: a session has the values.
-        # A program that computes gradients by the optimizer has combined ones from then on.
+        self._is_in_graph = False  # In a graph of tf.compat.v1 a session holds the values.
+        # Set when the optimizer's own methods compute gradients. They are combined from then on.
         self._combines_when_computed = False
         self._minimizing = 0
-        # A LossScaleOptimizer around the optimizer has combined them already.
+        # Set while a LossScaleOptimizer around the optimizer applies what it has combined.
         self.are_combined = False
         _client.call_when_replaced(self._begin_anew)
 
     @property
     def counter(self) -> tf.Tensor:
-        """How many passes the present step has had."""
+        """How many passes the current step has had."""
         return tf.zeros((), tf.int64) if self._count is None else self._count % self.passes
 
     @contextlib.contextmanager
     def minimizing(self) -> Iterator[None]:
-        """Gradients are applied right after they are computed: they are combined there."""
+        """Says that gradients are applied right after they are computed: step() combines them."""
         self._minimizing += 1
         try:
             yield
@@ -53,7 +53,7 @@ class _Steps:
 
     @contextlib.contextmanager
     def combined(self) -> Iterator[None]:
-        """Gradients that are applied meanwhile are combined already."""
+        """Says that gradients applied in this context are combined already."""
         before, self.are_combined = self.are_combined, True
         try:
             yield
@@ -61,14 +61,14 @@ class _Steps:
             self.are_combined = before
 
     def computed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """What the optimizer's own methods return that compute gradients."""
+        """Combines what the optimizer's own methods have computed, unless step() will do so."""
         if self._minimizing or self.passes > 1:
             return list(gradients)
         self._combines_when_computed = True
         return _gradients.combine(gradients, variables, self.choices, "gradient")
 
     def _begin_anew(self, _: Client) -> None:
-        """The job is another one, or this rank's agent was lost: a step begins with its first pass."""
+        """Starts the step again with its first pass. The job is another, or the agent was lost."""
         if self._count is None or self._is_in_graph:
             return
         with tf.init_scope():
@@ -105,7 +105,7 @@ class _Steps:
         apply: Callable[[list[Any]], Any],
         skip: Callable[[], Any],
     ) -> Any:
-        """Has `apply` take the combined gradients, in the last of each step's passes; else `skip`."""
+        """Calls `apply` with the combined gradients in a step's last pass, and `skip` in others."""
         if self.passes == 1 and self._combines_when_computed and not self._minimizing:
             return apply(list(gradients))
         if self.passes == 1:
@@ -144,28 +144,28 @@ class _Steps:
 
 
 def _after(done: Any, value: bool) -> tf.Tensor:
-    """The value, when that is done: a graph of tf.compat.v1 leaves out what nothing depends on."""
+    """Returns the value after `done`. A graph of tf.compat.v1 drops what nothing depends on."""
     operations = [done] if isinstance(done, (tf.Tensor, tf.Operation)) else []
     with tf.control_dependencies(operations):
         return tf.identity(tf.constant(value))
 
 
 class _Methods:
-    """What every optimizer gets."""
+    """The methods that every optimizer gets."""
 
     _talweg_steps: _Steps
 
     def register_local_var(self, var: Any) -> None:
-        """The gradients of this variable are not combined."""
+        """Keeps this variable's gradients at this rank: they are not combined."""
         self._talweg_steps.choices.add_local([var])
 
 
 class _Keras3Methods(_Methods):
-    """What an optimizer of Keras 3 gets."""
+    """The methods that an optimizer of Keras 3 gets."""
 
     @plain
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Keras's, of the ranks' gradients combined."""
+        """Combines the ranks' gradients, then does as Keras's apply()."""
         base: Any = super()
         return _apply_combined(self, self._talweg_steps, base.apply, grads, trainable_variables)
 
@@ -173,13 +173,13 @@ class _Keras3Methods(_Methods):
 def _apply_combined(
     own: Any, steps: _Steps, apply: Callable[..., Any], grads: Any, trainable_variables: Any
 ) -> Any:
-    """Has `apply`, of an optimizer of Keras 3, take the ranks' gradients combined."""
+    """Calls `apply`, of an optimizer of Keras 3, with the ranks' gradients combined."""
     if steps.are_combined:
         return apply(grads, trainable_variables)
     variables = own._trainable_variables if trainable_variables is None else trainable_variables
     variables = list(variables)
     if steps.passes > 1 and not own.built:
-        with tf.init_scope():  # Not within a branch.
+        with tf.init_scope():  # Variables cannot be made within a branch of tf.cond.
             own.build(variables)
             own.built = True
 
@@ -190,11 +190,11 @@ def _apply_combined(
 
 
 def _combine_before_scaling(scaling: Any) -> None:
-    """Has Keras 3's LossScaleOptimizer combine gradients before it looks at them.
+    """Makes Keras 3's LossScaleOptimizer combine gradients before it checks them.
 
-    It leaves a step out whose gradients are not finite. What it looks at must be alike at all
-    ranks, also where the optimizer within it is the one that combines. With mixed_float16
-    Model.compile() puts one around any optimizer.
+    It skips a step whose gradients are not finite. All ranks must check the same gradients, also
+    if the optimizer inside it is the one that combines. With mixed_float16, Model.compile() puts
+    one around any optimizer.
     """
     if "_talweg_apply" in vars(scaling):
         return
@@ -210,7 +210,7 @@ def _combine_before_scaling(scaling: Any) -> None:
             with steps.combined():
                 return self._talweg_apply(combined, variables)
 
-        if isinstance(self, _Keras3Methods):  # It is distributed as well, and has combined them.
+        if isinstance(self, _Keras3Methods):  # It is distributed too, and has combined them.
             return apply_scaled(grads, trainable_variables)
         return _apply_combined(self, steps, apply_scaled, grads, trainable_variables)
 
@@ -218,18 +218,18 @@ def _combine_before_scaling(scaling: Any) -> None:
 
 
 class _TfKerasMethods(_Methods):
-    """What an optimizer of tf-keras gets, also one of its legacy ones."""
+    """The methods that an optimizer of tf-keras gets, legacy ones included."""
 
     def minimize(self, *arguments: Any, **keywords: Any) -> Any:
-        """Keras's, of the ranks' gradients combined."""
+        """Does as Keras's minimize(), with the ranks' gradients combined."""
         with self._talweg_steps.minimizing():
             return super().minimize(*arguments, **keywords)  # type: ignore[misc]
 
     @plain
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Keras's, combined over the ranks; apply_gradients() takes them as they are.
+        """Does as Keras's, and combines over the ranks. apply_gradients() takes them as they are.
 
-        So a check of them, as that of a LossScaleOptimizer, has one outcome at all ranks.
+        So a check of the gradients, such as a LossScaleOptimizer's, ends alike at all ranks.
         """
         return self._compute_gradients(loss, var_list, None, tape)
 
@@ -238,7 +238,7 @@ class _TfKerasMethods(_Methods):
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> Any:
         base: Any = super()
-        if hasattr(base, "_compute_gradients"):  # A legacy one.
+        if hasattr(base, "_compute_gradients"):  # A legacy optimizer.
             pairs = base._compute_gradients(loss, var_list, grad_loss, tape=tape)
         else:
             pairs = base.compute_gradients(loss, var_list, tape)
@@ -248,7 +248,7 @@ class _TfKerasMethods(_Methods):
 
     @plain
     def get_gradients(self, loss: Any, params: Any) -> Any:
-        """Keras's, combined over the ranks; only legacy optimizers have it."""
+        """Does as Keras's, and combines over the ranks. Only legacy optimizers have this method."""
         gradients = super().get_gradients(loss, params)  # type: ignore[misc]
         return self._talweg_steps.computed(gradients, params)
 
@@ -256,13 +256,13 @@ class _TfKerasMethods(_Methods):
     def apply_gradients(
         self, grads_and_vars: Any, name: str | None = None, *arguments: Any, **keywords: Any
     ) -> Any:
-        """Keras's, of the ranks' gradients combined."""
+        """Combines the ranks' gradients, then does as Keras's apply_gradients()."""
         own: Any = self
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         base: Any = super()
         if self._talweg_steps.passes > 1 and hasattr(own, "build"):
-            with tf.init_scope():  # Not within a branch.
+            with tf.init_scope():  # Variables cannot be made within a branch of tf.cond.
                 own.build(variables)
 
         def apply(combined: list[Any]) -> Any:
@@ -277,14 +277,14 @@ class _TfKerasMethods(_Methods):
 
 
 class _V1Methods(_Methods):
-    """What an optimizer of tf.compat.v1.train gets."""
+    """The methods that an optimizer of tf.compat.v1.train gets."""
 
     @plain
     def compute_gradients(self, *arguments: Any, **keywords: Any) -> Any:
-        """TensorFlow's, combined over the ranks."""
+        """Does as TensorFlow's, and combines over the ranks, unless a step has several passes."""
         base: Any = super()
         pairs = base.compute_gradients(*arguments, **keywords)
-        if self._talweg_steps.passes > 1:  # In apply_gradients().
+        if self._talweg_steps.passes > 1:  # Then apply_gradients() combines their sum.
             return pairs
         variables = [variable for _, variable in pairs]
         gradients = [gradient for gradient, _ in pairs]
@@ -295,7 +295,7 @@ class _V1Methods(_Methods):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """TensorFlow's; with several passes a step, of the combined sum of their gradients."""
+        """Does as TensorFlow's. If a step has several passes, it combines their sum first."""
         base: Any = super()
         if self._talweg_steps.passes == 1:
             return base.apply_gradients(grads_and_vars, global_step, name)
@@ -349,7 +349,7 @@ def _methods_for(optimizer: Any) -> type:
 
 
 def is_v1(optimizer: Any) -> bool:
-    """Whether it is one of tf.compat.v1.train's."""
+    """Whether the optimizer is one of tf.compat.v1.train."""
     return isinstance(optimizer, tf.compat.v1.train.Optimizer)
 
 
@@ -361,14 +361,14 @@ def distribute(
 ) -> OptimizerT:
     """Makes `optimizer` combine its gradients over the ranks; returns the same object.
 
-    It is of a subclass that has its class's name, so a saved model needs nothing of Talweg.
+    The object gets a subclass with its class's name, so a saved model needs nothing of Talweg.
     """
     methods = _methods_for(optimizer)
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step is {passes}; it must be at least 1")
     cls = type(optimizer)
     if not issubclass(cls, methods):
-        # tf-keras looks for a class's public name in the class itself.
+        # tf-keras looks up a class's public name in the class itself, not in its bases.
         members = {key: value for key, value in vars(cls).items() if key.startswith("_keras_api")}
         members |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
         distributed = type(cls.__name__, (methods, cls), members)
@@ -380,7 +380,7 @@ def distribute(
 
 
 def _give_name(distributed: type, cls: type) -> None:
-    """Keras 3 saves a class under the name that it has registered; so the subclass has it too."""
+    """Registers the subclass under its class's name. Keras 3 saves classes by these names."""
     registry = sys.modules.get("keras.src.api_export")
     names = getattr(registry, "REGISTERED_OBJS_TO_NAMES", None)
     if isinstance(names, dict) and cls in names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of NumPy arrays as TensorFlow's operations need them: what runs when a tensor is there."""
+"""Starts collectives for TensorFlow's operations, once their tensors are there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from talweg.errors import Busy, InvalidArgument, Timeout
 
 @dataclass(frozen=True)
 class Reduction:
-    """How tensors are combined, and among whom."""
+    """How tensors are combined, and by which ranks."""
 
     op: Op = Op.AVERAGE
     prescale: float = 1.0
@@ -30,7 +30,7 @@ class Reduction:
     process_set: ProcessSet | None = None
     priority: int = 0
     root_rank: int = 0
-    # At a rank that has entered a running job the first results are its own tensors.
+    # A rank that has entered a running job gets its own tensors as its first results.
     own_at_entry: bool = False
 
     @property
@@ -38,9 +38,9 @@ class Reduction:
         return "broadcast" if self.op is Op.BROADCAST else "push_pull"
 
     def on_wire(self, dtype: np.dtype, size: int) -> tuple[Op, float]:
-        """What the ranks do, and what multiplies the result.
+        """Returns the operation of the ranks, and the factor of its result.
 
-        The average of integers is their sum, divided in double and truncated.
+        The average of integers is their sum, divided in double precision and truncated.
         """
         if self.op is Op.AVERAGE and np.issubdtype(dtype, np.integer):
             return Op.SUM, self.postscale / size
@@ -48,7 +48,7 @@ class Reduction:
 
 
 class Started(Protocol):
-    """What has been started, and has results."""
+    """A collective that has been started."""
 
     def wait(self, timeout_s: float | None = None) -> list[np.ndarray]: ...
 
@@ -57,7 +57,7 @@ class Started(Protocol):
 
 @dataclass
 class Own:
-    """What no other rank takes part in: the results are there."""
+    """A collective that no other rank takes part in. Its results are there at once."""
 
     results: list[np.ndarray]
 
@@ -70,7 +70,7 @@ class Own:
 
 @dataclass
 class Pending:
-    """A round under way."""
+    """A round that is under way."""
 
     handle: Handle
     at_end: Callable[[], None] = lambda: None
@@ -78,7 +78,7 @@ class Pending:
     shape: Callable[[Any], list[np.ndarray]] = lambda result: [result]
 
     def wait(self, timeout_s: float | None = None) -> list[np.ndarray]:
-        """Its results. Timeout leaves it open; whatever else is raised has ended it."""
+        """Returns the results. After Timeout the round goes on; every other error ends it."""
         try:
             result = self.handle.client.synchronize(self.handle, timeout_s)
         except Timeout:
@@ -90,22 +90,23 @@ class Pending:
         return self.shape(result)
 
     def poll(self) -> bool:
-        """Whether wait() would return at once."""
+        """Whether wait() would return or raise at once."""
         try:
             return self.handle.client.poll(self.handle)
-        except talweg.TalwegError:  # wait() says why.
+        except talweg.TalwegError:  # wait() raises it.
             return True
 
 
 def keeps_own(client: Client, name: str | None, how: Reduction) -> bool:
-    """Whether this execution's result is what this rank gives."""
+    """Whether this rank's own tensor is the result of this execution."""
     return how.own_at_entry and name is not None and membership_of(client).keeps_own(name)
 
 
 def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Started:
-    """Starts a push_pull or a broadcast; its result is a new array.
+    """Starts a push_pull or a broadcast. Its result is a new array.
 
-    A name may be used again for another dtype or length. InvalidArgument while it is open.
+    A name may be used again for another dtype or length. Raises InvalidArgument while a round of
+    that name is open.
     """
     client = _client.current()
     if keeps_own(client, name, how):
@@ -136,7 +137,7 @@ def _start_held(
     start: Callable[[], Handle],
     shape: Callable[[Any], list[np.ndarray]] = lambda result: [result],
 ) -> Pending:
-    """Starts another collective; InvalidArgument while one of that name is open."""
+    """Starts another collective; raises InvalidArgument while one of that name is open."""
     if name is None:
         return Pending(start(), shape=shape)
     life = session.current()
@@ -152,7 +153,7 @@ def _start_held(
 def start_all_gather(
     array: np.ndarray, name: str | None, how: Reduction, of_some: bool = False
 ) -> Started:
-    """`of_some`: it goes on without ranks that have joined."""
+    """Starts an all_gather. With `of_some` it goes on without ranks that have joined."""
     if keeps_own(_client.current(), name, how):
         return Own([array.copy()])
     gather = COLLECTIVES.all_gather_of_some_async if of_some else talweg.all_gather_async
@@ -184,7 +185,7 @@ def start_reduce_scatter(array: np.ndarray, name: str | None, how: Reduction) ->
 def start_all_to_all(
     array: np.ndarray, splits: list[int] | None, name: str | None, process_set: ProcessSet | None
 ) -> Pending:
-    """Its results are the rows, and int32 of how many came from each rank."""
+    """Starts an all_to_all. Its results are the rows, and int32[ranks]: how many from each."""
 
     def shape(result: Any) -> list[np.ndarray]:
         rows, counts = result

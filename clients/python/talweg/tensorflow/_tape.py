@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tf.GradientTape whose gradients are combined over the ranks."""
+"""Makes a tf.GradientTape combine its gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from talweg.tensorflow._gradients import Choices
 
 
 class _Methods:
-    """What a tape gets."""
+    """The methods that a tape gets."""
 
     _talweg_choices: Choices
 
     def gradient(self, target: Any, sources: Any, *arguments: Any, **keywords: Any) -> Any:
-        """tf.GradientTape's, combined over the ranks."""
+        """Does as tf.GradientTape's, and combines the gradients over the ranks."""
         own = super().gradient(target, sources, *arguments, **keywords)  # type: ignore[misc]
         return self._talweg_combined(own, sources)
 
@@ -29,7 +29,7 @@ class _Methods:
         return tf.nest.pack_sequence_as(own, combined)
 
     def register_local_source(self, source: Any) -> None:
-        """The gradients of this variable are not combined."""
+        """Keeps this variable's gradients at this rank: they are not combined."""
         self._talweg_choices.add_local([source])
 
     def get_local_and_global_gradients(
@@ -39,7 +39,7 @@ class _Methods:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[Any], list[Any]]:
-        """Pairs of a source and what gradient() gives for it: of local sources, and the other ones."""
+        """Returns the pairs (source, its gradient) of local sources, and those of all others."""
         both = self.gradient(target, sources, output_gradients)
         local = self._talweg_choices.local
         pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(both)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables made equal on all ranks: eagerly, in graphs, and by a hook of a session."""
+"""Makes variables equal at all ranks: eagerly, in graphs, and by a hook of a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from talweg.tensorflow import _ops
 
 
 def tf_variable(variable: Any) -> Any:
-    """TensorFlow's variable within one of Keras 3, or itself."""
+    """Returns the tf.Variable inside a variable of Keras 3; any other variable itself."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
 
@@ -26,11 +26,11 @@ def assign_from_root(
     process_set: ProcessSet | None = None,
     base: str = "broadcast_variables",
 ) -> Any:
-    """Makes every rank's variables the root's; a tf.compat.v1 graph gets the operation that does."""
+    """Assigns the root's values to the variables. A tf.compat.v1 graph gets the operation back."""
     targets = [tf_variable(each) for each in variables]
     if not targets:
         return None if tf.executing_eagerly() else tf.no_op()
-    # Strings, and what else has no numbers, stay as they are.
+    # Strings and other types without numbers stay as they are.
     targets = [
         each for each in targets if each.dtype.is_numpy_compatible and each.dtype != tf.string
     ]
@@ -41,7 +41,7 @@ def assign_from_root(
     spread = _ops.broadcast_tensors(values, names, root_rank, process_set)
     assigned = [target.assign(value) for target, value in zip(targets, spread)]
     if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
-        return None  # Within tf.function assignments are carried out by themselves.
+        return None  # tf.function carries out assignments by itself.
     return tf.group(*(each.op for each in assigned))
 
 
@@ -56,17 +56,18 @@ def broadcast_variables(
     root_rank: int = 0,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Makes every rank's variables the root's, in place.
+    """Makes every rank's variables equal to the root's, in place.
 
-    Variables of TensorFlow or Keras, in the same order at every rank. In a graph of tf.compat.v1 it
-    returns the operation that does it. Raises Mismatch where a variable's shape or dtype differs.
+    `variables` are of TensorFlow or Keras, in the same order at every rank. In a graph of
+    tf.compat.v1 it returns the operation that assigns them, else None. Raises Mismatch if a
+    variable's shape or dtype differs between ranks.
     """
     _client.current()
     return assign_from_root(variables, root_rank, process_set)
 
 
 def global_variables() -> list[Any]:
-    """Those of the present graph. RuntimeError when TensorFlow executes eagerly."""
+    """Returns those of the current graph. Raises RuntimeError if TensorFlow executes eagerly."""
     if tf.executing_eagerly():
         raise RuntimeError(
             "broadcast_global_variables() does not support eager execution. Please use "
@@ -76,10 +77,10 @@ def global_variables() -> list[Any]:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Makes all global variables the root's when a session has been made or restored."""
+    """Makes all global variables equal to the root's after a session is made or restored."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        """`device` is one for the operations, or "" for TensorFlow's choice."""
+        """`device` is the operations' device; "" leaves it to TensorFlow."""
         super().__init__()
         if not isinstance(root_rank, int):
             raise InvalidArgument(f"root_rank is {root_rank!r}; it must be a rank's number")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What talweg.byteps and talweg.horovod share: another system's surface over Talweg's one client.
 
-environment: tables of variables. session: handles and names of one life of a client. timeline:
-Chrome traces. alias: a package under another name. torch: rounds, compression and optimizers.
+environment holds tables of environment variables, timeline writes files of traces, and alias gives
+a package a second name. mxnet, tensorflow and torch hold each framework's share.
 """

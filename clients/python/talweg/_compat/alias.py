@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package under another name: `import byteps.torch` gives the module talweg.byteps.torch itself.
+"""Gives a package a second name: `import byteps.torch` returns the module talweg.byteps.torch.
 
-A second copy of a module would have a second state. The extra wheels' packages call install().
+A second copy of a module would have a second state. The packages of the extra wheels call
+install().
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has given it the alias's spec: reload() and pickle want its own.
+        # The import system has set the alias's spec. reload() and pickle need the module's own.
         module.__spec__ = self._own_spec
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """For `python -m`."""
+        """Returns the module's code, for `python -m`."""
         own = importlib.util.find_spec(self._target)
         assert own is not None and isinstance(own.loader, importlib.abc.InspectLoader)
         return own.loader.get_code(self._target)
@@ -52,7 +53,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         real = self._package + name[len(self.alias) :]
         try:
             own = importlib.util.find_spec(real)
-        except ModuleNotFoundError:  # A package above it is missing.
+        except ModuleNotFoundError:  # A parent package is missing.
             return None
         if own is None:
             return None
@@ -61,7 +62,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install(alias: str, package: str) -> None:
-    """Makes `alias`, and whatever is below it, another name of `package`; once."""
+    """Makes `alias` a second name of `package` and of all modules below it. May be called again."""
     if any(isinstance(each, _Finder) and each.alias == alias for each in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder(alias, package))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of another system's environment variables: what each may hold and what it does here.
 
-A table checks an environment, names what is misspelt, says what has no effect, and makes the
-documentation's page of itself.
+A table checks an environment, reports misspelt names and variables without effect, and writes its
+own page of the documentation.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from talweg.errors import InvalidArgument, Unsupported
 
 
 class VariableError(InvalidArgument):
-    """An environment variable has a value that it may not have."""
+    """An environment variable has a value that is not allowed."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a variable may have."""
+    """The values that a variable may have, as a text and as a check."""
 
     allowed: str
     is_allowed: Callable[[str], bool]
@@ -66,17 +66,17 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Variable:
-    """`meaning` is how it is honoured, why it has no effect, or what to use instead."""
+    """A variable. `meaning` says how it is honoured, why it is not, or what to use instead."""
 
     name: str
     kind: Kind
     default: str
     effect: Effect
     meaning: str
-    # Values that are allowed there and refused here, whatever the effect of others.
+    # Values that the other system allows, and that Talweg refuses whatever `effect` says.
     refused: tuple[str, ...] = ()
     remedy: str = ""
-    # Whoever sets one that has no effect expects it to speed training up, or to change its results.
+    # Set if a program that sets this variable expects more speed or other results, and gets none.
     warns: bool = False
 
     def check(self, value: str) -> None:
@@ -89,7 +89,7 @@ class Variable:
 
 
 class Table:
-    """`prefixes` are those of names that nobody else uses: an unknown one of them is misspelt."""
+    """All variables of a system. An unknown name with one of its `prefixes` counts as misspelt."""
 
     def __init__(
         self,
@@ -104,7 +104,10 @@ class Table:
         self._said: set[str] = set()
 
     def value(self, environment: Mapping[str, str], name: str) -> str:
-        """The checked value of a variable, or its default. A variable set to nothing is not set."""
+        """Returns a variable's checked value, or its default if it is unset or empty.
+
+        Raises VariableError if the value is not allowed, and Unsupported if it is not offered.
+        """
         variable = self.by_name[name]
         value = environment.get(name, "")
         if value == "":
@@ -119,12 +122,12 @@ class Table:
         return self.value(environment, name).lower() in ("1", "true")
 
     def check(self, environment: Mapping[str, str]) -> None:
-        """Raises for the first value that is not allowed, or not offered."""
+        """Raises as value() does, for the first variable with a bad value."""
         for name in self.by_name:
             self.value(environment, name)
 
     def misspelt(self, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Names that look like this system's and are not, each with the nearest right one ("": none is near)."""
+        """Returns unknown names with this system's prefixes, each with a near known name or ""."""
         found = []
         for name in sorted(environment):
             if name in self.by_name or not name.startswith(self._prefixes):
@@ -134,7 +137,7 @@ class Table:
         return found
 
     def say(self, environment: Mapping[str, str], log: logging.Logger) -> None:
-        """Logs what is misspelt and what has no effect, each once a process."""
+        """Logs misspelt variables and those without effect, each once per process."""
         for name, near in self.misspelt(environment):
             hint = f": did you mean {near}?" if near else f" of {self.system}"
             self._say(log, logging.WARNING, name, f"{name} is no variable that is known{hint}")
@@ -156,7 +159,7 @@ class Table:
             log.log(level, words)
 
     def page(self) -> str:
-        """The documentation's tables, in Markdown."""
+        """Returns the documentation's tables, in Markdown."""
         lines = []
         for title, group in self.groups:
             lines += [
@@ -178,7 +181,7 @@ class Table:
 
 
 def logger(name: str, level: str, hides_time: bool) -> logging.Logger:
-    """A system's own log on stderr, so that its level is its own variable's."""
+    """Makes a system's own log to stderr. Its level does not affect other logs."""
     log = logging.getLogger(name)
     log.propagate = False
     log.setLevel(level)

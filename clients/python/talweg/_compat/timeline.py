@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of traces, and how fast a rank pushes."""
+"""Writes files of traces, and measures how fast a rank pushes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from talweg._client import Client, Handle
 
 
 def write(path: str, content: Any) -> None:
-    """Whole or not at all."""
+    """Writes `content` as JSON. The file appears whole or not at all."""
     directory = os.path.dirname(os.path.abspath(path))
     os.makedirs(directory, exist_ok=True)
     partial = f"{path}.{os.getpid()}.partial"
@@ -24,7 +24,7 @@ def write(path: str, content: Any) -> None:
 
 
 class Speed:
-    """How many bytes a second a client pushes, sampled when a round ends and 10 s have passed."""
+    """Measures a client's pushed bytes per second: at the end of a round, every 10 s at most."""
 
     _PERIOD_NS = 10_000_000_000
     _SAMPLES_MAX = 1024
@@ -50,6 +50,6 @@ class Speed:
                 self._samples.append((time.time_ns() // 1_000_000, speed))
 
     def take(self) -> tuple[int, float] | None:
-        """The oldest sample that nobody has taken: when (ms), and MB/s."""
+        """Removes and returns the oldest sample: ms since 1970, and MB/s. None if there is none."""
         with self._lock:
             return self._samples.pop(0) if self._samples else None

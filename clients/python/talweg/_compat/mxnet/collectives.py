@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""allgather, alltoall and reducescatter of NDArrays: whoever calls them waits for the results, whose
-shapes it learns from the other ranks.
+"""allgather, alltoall and reducescatter of NDArrays.
+
+The caller waits for a result, because only the other ranks know its shape.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from talweg.errors import InvalidArgument
 
 
 class _Collective:
-    """One under way."""
+    """A collective that is under way."""
 
     def __init__(self, handle: Handle, finish: Callable[[Any], Any]) -> None:
         self._handle = handle
@@ -36,7 +37,7 @@ class _Collective:
 
 
 def rows_of(tensor: Any, operation: str) -> np.ndarray:
-    """The tensor's elements, when they are complete; InvalidArgument for one without rows."""
+    """Waits for the tensor's elements and returns them; raises InvalidArgument for a scalar."""
     rounds.check(tensor, operation)
     if tensor.ndim == 0:
         raise InvalidArgument(
@@ -47,7 +48,7 @@ def rows_of(tensor: Any, operation: str) -> np.ndarray:
 
 
 def array_like(result: np.ndarray, like: mx.nd.NDArray) -> mx.nd.NDArray:
-    """A new array of the same kind in the same place."""
+    """Returns the result as a new array, of the kind of `like` and on its device."""
     make = mx.np.array if isinstance(like, mx.np.ndarray) else mx.nd.array
     return make(result, dtype=result.dtype, ctx=like.context)
 
@@ -67,7 +68,7 @@ def all_gather(
 def reduce_scatter(
     tensor: mx.nd.NDArray, reduction: Reduction, name: str | None, priority: int, operation: str
 ) -> Pending:
-    """A sum, or an average; that of integers is divided towards zero."""
+    """Starts a sum or an average. Averages of integers are rounded towards zero."""
     rows = rows_of(tensor, operation)
     members, factors = reduction.members, reduction.factors
     size = _client.current().size if members is None else members.size()
@@ -99,7 +100,7 @@ def all_to_all(
     members: ProcessSet | None,
     priority: int,
 ) -> tuple[mx.nd.NDArray, np.ndarray]:
-    """Returns the rows that have come, and how many from each rank (i32)."""
+    """Waits, and returns the received rows, and i32[ranks]: how many from each."""
     rows = rows_of(tensor, "alltoall")[: sum(splits)]
     received, counts = talweg.all_to_all(
         rows, splits=splits, name=name, process_set=members, priority=priority

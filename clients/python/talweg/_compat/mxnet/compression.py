@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an NDArray travels as."""
+"""Compressors, which change an NDArray's dtype while it travels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Compressor:
-    """compress() gives what is pushed and a context; decompress() turns the result back."""
+    """compress() returns the array to push and a context; decompress() restores the result."""
 
     @staticmethod
     def compress(tensor: mx.nd.NDArray) -> tuple[mx.nd.NDArray, Any]:
@@ -22,7 +22,7 @@ class Compressor:
 
 
 class NoneCompressor(Compressor):
-    """As it is."""
+    """Leaves arrays as they are."""
 
     @staticmethod
     def compress(tensor: mx.nd.NDArray) -> tuple[mx.nd.NDArray, Any]:
@@ -34,7 +34,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Floating-point arrays as f16; others as they are."""
+    """Casts floating-point arrays to float16, and results back; leaves others as they are."""
 
     @staticmethod
     def compress(tensor: mx.nd.NDArray) -> tuple[mx.nd.NDArray, Any]:
@@ -48,7 +48,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """none, or fp16."""
+    """The compressors to choose from: `none` and `fp16`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in MXNet's engine, through its C API: nothing is compiled.
+"""Runs operations in MXNet's engine, through its C API. Nothing is compiled.
 
-The engine begins an operation when the arrays that it changes are complete and nobody reads them
-any more, and has whoever reads them afterwards wait until the operation is over. So a gradient
-leaves while backward still computes others, and no Python code waits for it. An operation that
-fails has whoever reads the array raise MXNetError.
+The engine begins an operation when the arrays that it changes are complete and have no readers
+left. Whoever reads the arrays later waits until the operation is over. So a gradient leaves while
+backward still computes others, and no Python code waits for it. If an operation fails, reading its
+arrays raises MXNetError.
 
-An operation is begun on one of the engine's threads for urgent work. It must not wait there: it
-returns, and whoever ends it calls its Completion.
+An operation begins on one of the engine's threads for urgent work. It must not wait there: it
+returns, and its Completion is called when it is over.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if not mx.__version__.startswith("1.9."):
 
 
 class _Context(ctypes.Structure):
-    """mxnet::Context."""
+    """The layout of mxnet::Context."""
 
     _fields_ = (("dev_type", ctypes.c_int32), ("dev_id", ctypes.c_int32))
 
 
 class _OnComplete(ctypes.Structure):
-    """mxnet::engine::CallbackOnComplete."""
+    """The layout of mxnet::engine::CallbackOnComplete."""
 
     _fields_ = (
         ("callback", ctypes.c_void_p),
@@ -53,21 +53,21 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 _BEGIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
 _FORGET = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CPU = _Context(1, 0)
-_PRIORITIZED = ctypes.c_int(3)  # FnProperty::kCPUPrioritized: not behind what backward computes.
-_ERROR_BYTES = 16  # sizeof(std::runtime_error), which dmlc::Error is and adds nothing to.
+_PRIORITIZED = ctypes.c_int(3)  # FnProperty::kCPUPrioritized: does not queue after backward's work.
+_ERROR_BYTES = 16  # sizeof(std::runtime_error). dmlc::Error derives from it and adds no member.
 
 IS_NAIVE = os.environ.get("MXNET_ENGINE_TYPE", "") == "NaiveEngine"
 """Whether the engine runs each operation to its end before it takes the next."""
 
 
 class Completion:
-    """Ends one operation, once; any thread may call it."""
+    """Ends one operation. Any thread may call end(), once."""
 
     def __init__(self, on_complete: _OnComplete) -> None:
         self._on_complete = _OnComplete.from_buffer_copy(on_complete)
 
     def end(self, failure: Exception | None = None) -> None:
-        """The operation is over; with a failure its arrays are worth nothing."""
+        """Ends the operation. After a failure its arrays have no defined content."""
         told = self._on_complete
         if failure is None:
             _CALLBACK(told.callback)(told.engine, told.parameter, None)
@@ -80,7 +80,7 @@ class Completion:
 
 class _Operation:
     def __init__(self, arrays: Sequence[Any], begin: Callable[[Completion], None]) -> None:
-        self.arrays = arrays  # Kept until it is over.
+        self.arrays = arrays  # Kept alive until the operation is over.
         self.begin = begin
 
 
@@ -100,7 +100,7 @@ def _on_begin(run_context: int, on_complete: Any, number: int) -> None:
 
 @_FORGET
 def _on_forget(number: int) -> None:
-    """It is over, or the engine has left it out, as an operation before it has failed."""
+    """Called when the operation is over, or when the engine skips it after an earlier failure."""
     with _none_left:
         del _operations[number]
         if not _operations:
@@ -113,9 +113,10 @@ def push(
     priority: int,
     name: str,
 ) -> None:
-    """Has `begin` called when all `arrays` may be changed. What it raises the operation fails with.
+    """Calls `begin` when all `arrays` may be changed. If `begin` raises, the operation fails.
 
-    The caller's handles of the arrays may go; these may not be anybody else's, see alias().
+    The operation keeps the arrays, so the caller may drop them. Nobody else may use these handles:
+    pass aliases, see alias().
     """
     number = next(_numbers)
     _operations[number] = _Operation(arrays, begin)
@@ -139,15 +140,15 @@ def push(
 
 
 def alias(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """The same memory under a handle of its own, which the caller's thread does not touch."""
+    """Returns the same memory under another handle, for use on another thread."""
     return array.detach()
 
 
 def address_of(array: mx.nd.NDArray) -> int:
-    """Where an array's elements lie; for an operation that may change it.
+    """Returns the address of an array's elements. Call it in an operation that may change them.
 
-    Unsupported where oneDNN keeps it in a layout of its own. (MXNDArrayGetData would then wait for
-    the operation that asks.)
+    Raises Unsupported if oneDNN keeps the array in a layout of its own. (MXNDArrayGetData would
+    wait there for the operation that calls it.)
     """
     managed = ctypes.c_void_p()
     if _LIB.MXNDArrayToDLPack(array.handle, ctypes.byref(managed)) != 0:
@@ -156,7 +157,8 @@ def address_of(array: mx.nd.NDArray) -> int:
             "MXNET_MKLDNN_ENABLED=0, or push a copy of it"
         )
     assert managed.value is not None
-    tensor = ctypes.cast(managed, ctypes.POINTER(ctypes.c_void_p))  # Begins with `void* data`.
+    # The structure begins with `void* data`.
+    tensor = ctypes.cast(managed, ctypes.POINTER(ctypes.c_void_p))
     address = int(tensor[0] or 0)
     check_call(_LIB.MXNDArrayCallDLPackDeleter(managed))
     return address
@@ -171,15 +173,15 @@ def keeps_own_layouts() -> bool:
 
 
 def wait_for_all(timeout_s: float) -> bool:
-    """Whether all operations are over by then."""
+    """Waits at most `timeout_s`; returns whether all operations are over."""
     with _none_left:
         return _none_left.wait_for(lambda: not _operations, timeout_s)
 
 
 def forget_failures() -> None:
-    """Lets arrays be used again that an operation which has failed was to change, or one after it.
+    """Makes arrays usable again whose operation has failed, or was skipped after a failure.
 
-    They have what they had before. Returns when all operations are over.
+    They hold what they held before. Returns when all operations are over.
     """
     with contextlib.suppress(mx.MXNetError):
         mx.nd.waitall()
@@ -187,8 +189,10 @@ def forget_failures() -> None:
 
 @atexit.register
 def _quiet() -> None:
-    """No operation may call Python when there is none any more. By now the client is closed, so
-    what is left fails when its turn comes."""
+    """Waits until no operation is left, because none may call Python after it has ended.
+
+    The client is closed by now, so the operations that are left fail when they begin.
+    """
     if _operations:
         with contextlib.suppress(mx.MXNetError):
             mx.nd.waitall()

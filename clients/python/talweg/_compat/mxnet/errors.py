@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talweg's failures as MXNet's."""
+"""Turns Talweg's errors into MXNet's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 def internal(call: Callable[[], _Result]) -> _Result:
-    """What `call` returns; Talweg's failures as MXNetError, the caller's mistakes as ValueError."""
+    """Returns `call`'s result. Raises InvalidArgument as it is, and other errors as MXNetError."""
     try:
         return call()
     except errors.InvalidArgument:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVStores: `mx.kv.create("byteps")`, `gluon.Trainer(..., kvstore="byteps")`, and those of Horovod's
-name.
+"""KVStores over Talweg: `mx.kv.create("byteps")`, `gluon.Trainer(..., kvstore="byteps")`.
 
-Given one device and a name without "dist", MXNet makes no store and trains each rank alone. So this
-module teaches MXNet's functions that make stores these names.
+Horovod's store works alike, under its own name. Given one device and a name without "dist", MXNet
+makes no store and trains each rank alone. So register() changes the functions of MXNet that make
+stores, and they make these too.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _names: set[str] = set()
 
 
 class TalwegStore(KVStoreBase):
-    """Sums over all ranks. Each rank has a store, and updates its own weights."""
+    """A store that sums over all ranks. Each rank has its own, and updates its own weights."""
 
     def __init__(self) -> None:
-        internal(_client.current)  # MXNetError before init().
+        internal(_client.current)  # Raises MXNetError before init().
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -58,10 +58,10 @@ class TalwegStore(KVStoreBase):
         return f"{self.type}.kv.{key}"
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Rank 0's `value` into `out`, an array or a list of some, at every rank.
+        """Copies rank 0's `value` into `out`, an array or a list of arrays, at every rank.
 
-        Each rank's own where ranks have begun at different times: those that were there before do
-        not call it again, and the State gives the others their values.
+        If ranks have begun at different times, each copies its own `value`. The earlier ranks do
+        not call this again, and the State gives the later ones their values.
         """
         value = value[0] if isinstance(value, (list, tuple)) else value
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
@@ -78,9 +78,10 @@ class TalwegStore(KVStoreBase):
         _copy(outs[0], outs[1:])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """The sum of all ranks' `value` into `out`, or into `value`. Lists are one array a device.
+        """Puts the sum of all ranks' `value` into `out`, or into `value` if `out` is None.
 
-        With lists of keys, the same of each.
+        `value` and `out` are an array, or a list with one array for each device. If `key` is a
+        list, they are lists too, with an entry for each key.
         """
         if isinstance(key, (list, tuple)):
             for place, each in enumerate(key):
@@ -92,7 +93,7 @@ class TalwegStore(KVStoreBase):
         for other in values[1:]:
             total = total + other.as_in_context(total.context)
         _copy(total, outs[:1])
-        # A gradient that is summed where it lies is in the default layout.
+        # Such an array is a gradient, and those are in MXNet's default layout.
         is_gradient = outs[0] is values[0]
         internal(
             lambda: rounds.start(
@@ -102,7 +103,7 @@ class TalwegStore(KVStoreBase):
         _copy(outs[0], outs[1:])
 
     def init(self, key: Any, value: Any) -> None:
-        """Nothing: a tensor is agreed on with its first pushpull()."""
+        """Does nothing: the ranks agree on a tensor at its first pushpull()."""
 
     def set_optimizer(self, optimizer: Any) -> None:
         raise Unsupported(
@@ -162,7 +163,7 @@ def _knowing(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register(store: type[TalwegStore]) -> None:
-    """Makes it the store of its class's name, once."""
+    """Makes MXNet know `store` under its class's name in lower case. May be called again."""
     name = store.__name__.lower()
     if KVStoreBase.kv_registry.get(name) is store:
         return

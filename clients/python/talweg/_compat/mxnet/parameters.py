@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcasts of a model's parameters, also of those whose shapes are not known yet."""
+"""Broadcasts a model's parameters, also those whose shapes are not known yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from talweg._declaration import Op
 
 
 def broadcast_all(tensors: list[tuple[str, mx.nd.NDArray]], root_rank: int) -> None:
-    """Makes every rank's (name, tensor) the root's; they are agreed on together."""
+    """Makes the (name, tensor) of every rank equal to the root's. All are agreed on together."""
     if not tensors or _client.current().size == 1:
         return
     reduction = Reduction(Op.BROADCAST, root_rank=root_rank)
@@ -28,9 +28,9 @@ def broadcast_all(tensors: list[tuple[str, mx.nd.NDArray]], root_rank: int) -> N
 
 
 def data_of(value: Any, when_there: Callable[[mx.nd.NDArray], None]) -> mx.nd.NDArray | None:
-    """A parameter's array, or the array itself; None of one that is not initialized yet.
+    """Returns a parameter's array, or an array itself; None if it is not initialized yet.
 
-    `when_there` is called with that one's array as soon as it is.
+    In that case `when_there` is called with the array as soon as it is initialized.
     """
     if not isinstance(value, Parameter):
         return value

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of NDArrays by the other systems' rules, each an operation in MXNet's engine.
+"""Rounds of NDArrays by the other systems' rules. Each is an operation in MXNet's engine.
 
-Calls return at once. A tensor's rounds follow each other in the order of the calls; those of
-different tensors may end in any order.
+Calls return at once. The rounds of one tensor run in the order of the calls. Rounds of different
+tensors may end in any order.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg.errors import InvalidArgument
 
-# How long closing waits for what the engine has still to do, before it fails.
+# How long closing waits for the engine's operations before it closes all the same.
 _FLUSH_S = 10.0
 _INTEGERS = (DType.I8, DType.U8, DType.I32, DType.I64)
-# How many rounds without a name may be under way at once.
+# How many rounds without a name may be under way at the same time.
 _TURNS = 2
 
 
@@ -48,16 +48,16 @@ class Reduction:
 
 
 class Rounds:
-    """One client's."""
+    """The rounds of one client."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        # Each tensor's, so that the engine has its rounds follow each other.
+        # An array for each tensor, which its rounds change, so the engine runs them one by one.
         self._turns: dict[str, mx.nd.NDArray] = {}
         client.call_before_closing(self._flush)
 
     def _flush(self) -> None:
-        """A rank that leaves has given what it was told to give."""
+        """Waits for the rounds that this rank has been told to take part in."""
         if not engine.wait_for_all(_FLUSH_S):
             print(
                 f"talweg: rank {self.client.rank} leaves while rounds of MXNet's arrays are under "
@@ -73,7 +73,7 @@ class Rounds:
 
 
 _current: Rounds | None = None
-# How long one look takes at whether operations are over, in which Ctrl-C is not heard.
+# How long one wait for the engine takes. Ctrl-C is handled between two waits.
 _LOOK_S = 0.2
 
 
@@ -83,7 +83,7 @@ def _finish_operations() -> None:
 
 
 def _forget_lost(_: Client) -> None:
-    """What the client before had under way has failed, and whatever the engine had after it."""
+    """Clears the failures of the earlier client's operations, and of those after them."""
     global _current
     if _current is not None:
         engine.forget_failures()
@@ -95,7 +95,7 @@ _client.call_when_replaced(_forget_lost)
 
 
 def current() -> Rounds:
-    """The present client's; NotInitialized before init()."""
+    """Returns the current client's rounds; raises NotInitialized before init()."""
     global _current
     client = _client.current()
     if _current is None or _current.client is not client:
@@ -104,7 +104,10 @@ def current() -> Rounds:
 
 
 def check(tensor: Any, operation: str) -> DType:
-    """The tensor's dtype. InvalidArgument for what no round can be of, MXNetError for its dtype."""
+    """Returns the tensor's dtype.
+
+    Raises InvalidArgument if it is no dense NDArray, and MXNetError if its dtype has no rounds.
+    """
     if not isinstance(tensor, mx.nd.NDArray):
         raise InvalidArgument(
             f"{operation}: expected an mxnet.nd.NDArray, got {type(tensor).__name__}"
@@ -121,11 +124,11 @@ def check(tensor: Any, operation: str) -> DType:
 
 @dataclass
 class _Round:
-    """One under way."""
+    """A round that is under way."""
 
     rounds: Rounds
     name: str | None
-    turn: str  # Which rounds follow each other.
+    turn: str  # Rounds with the same turn run one after the other.
     declaration: Declaration
     group: Group
     reduction: Reduction
@@ -133,7 +136,7 @@ class _Round:
     array: Any = None
 
     def start(self, array: mx.nd.NDArray) -> None:
-        """`array` is in the default layout when its turn comes."""
+        """Queues the round. `array` must be in MXNet's default layout when the round begins."""
         self.array = engine.alias(array)
         turn = self.rounds.turn_of(self.turn)
         engine.push([self.array, turn], self._begin, self.priority, f"talweg.{self.turn}")
@@ -163,7 +166,7 @@ class _Round:
             rounds.call_when_over(handle, completion.end)
 
     def _finish(self, address: int) -> None:
-        """What the ranks do with the sum."""
+        """Divides and scales the sum at this rank."""
         declaration, reduction = self.declaration, self.reduction
         if reduction.op is Op.AVERAGE and declaration.op is Op.SUM:
             divide(_elements(address, self.array), self.group.size)
@@ -181,7 +184,7 @@ def _elements(address: int, array: mx.nd.NDArray) -> np.ndarray:
 
 
 def divide(sums: np.ndarray, size: int) -> None:
-    """Averages of integers, in place; towards zero."""
+    """Divides integer sums in place, and rounds towards zero."""
     wide: np.ndarray = sums.astype(np.int64)
     sums[...] = wide // size + ((wide < 0) & (wide % size != 0))
 
@@ -204,7 +207,7 @@ def _declaration(
 def declare_all(
     tensors: Iterable[tuple[str, mx.nd.NDArray, int]], reduction: Reduction, operation: str
 ) -> None:
-    """Agrees on (name, tensor, priority) of many at once; one by one, many take seconds."""
+    """Agrees on many (name, tensor, priority) in one exchange. One by one, many take seconds."""
     declarations = []
     for name, tensor, priority in tensors:
         declaration, group = _declaration(tensor, check(tensor, operation), reduction, operation)
@@ -213,7 +216,7 @@ def declare_all(
 
 
 def _settle(client: Client, name: str, declaration: Declaration, priority: int) -> None:
-    """Agrees on a new name here, where the engine does not wait. Mismatch if ranks disagree."""
+    """Agrees on a new name here, as an operation must not wait; raises Mismatch on disagreement."""
     mismatch = client.tensors.disagreed(name)
     if mismatch is not None:
         raise mismatch
@@ -229,10 +232,11 @@ def start(
     operation: str,
     is_fresh: bool = False,
 ) -> None:
-    """Starts a round of `tensor`, in place; who reads it afterwards waits for the result.
+    """Starts a round of `tensor`, in place. Reading the tensor waits for the result.
 
-    What cannot be carried out raises here. Where ranks disagree the reader gets MXNetError.
-    `is_fresh`: it is a new array or a parameter's gradient, which are in the default layout.
+    Raises at the call if the round cannot be carried out. If ranks disagree, reading the tensor
+    raises MXNetError. `is_fresh` says that it is a new array or a parameter's gradient, which are
+    in MXNet's default layout.
     """
     dtype = check(tensor, operation)
     own = current()
@@ -262,12 +266,12 @@ def _is_on_host(tensor: mx.nd.NDArray) -> bool:
 
 
 def _may_be_in_own_layout(tensor: mx.nd.NDArray) -> bool:
-    """Whether oneDNN may have arranged its elements as a convolution or a layer wants them."""
+    """Whether oneDNN may keep the elements in the layout of a convolution or another layer."""
     return tensor.ndim >= 2 and engine.keeps_own_layouts()
 
 
 def copy_of(tensor: Any, operation: str) -> mx.nd.NDArray:
-    """A new array for the result of an operation that leaves `tensor` as it is."""
+    """Returns a copy, for the result of an operation that leaves `tensor` as it is."""
     check(tensor, operation)
     with mx.autograd.pause():
         return tensor.copy()

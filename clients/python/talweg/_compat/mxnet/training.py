@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the other systems' optimizers and trainers share."""
+"""The common part of the other systems' optimizers and trainers for MXNet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from talweg.errors import InvalidArgument
 class Gradients:
     """Combines the gradients of one optimizer or trainer.
 
-    `reduction` is asked in each step, as ranks may have come or gone; None: they stay this rank's.
+    `reduction` is called in each step, because ranks may come and go. If it returns None, the
+    gradients stay this rank's own.
     """
 
     def __init__(
@@ -32,16 +33,16 @@ class Gradients:
         self._reduction = reduction
         self._name_of = name_of
         self._compression = compression
-        self._declared: set[Any] = set()  # With the present client.
+        self._declared: set[Any] = set()  # Indices that the current client's ranks have agreed on.
         _client.call_when_replaced(self._begin_anew)
 
     def _begin_anew(self, _: Client) -> None:
         self._declared.clear()
 
     def combine(self, indices: Sequence[Any], gradients: Sequence[mx.nd.NDArray]) -> None:
-        """Starts the rounds, those of lower indices before others; what reads the gradients waits.
+        """Starts the gradients' rounds. Reading a gradient waits for its round.
 
-        `indices` number the parameters, or name them.
+        `indices` hold the parameters' numbers or names. Lower numbers have higher priority.
         """
         reduction = self._reduction()
         if reduction is None:
@@ -77,7 +78,7 @@ class Gradients:
 class WrappedOptimizer(mx.optimizer.Optimizer):
     """An optimizer that combines each gradient over the ranks before it uses it.
 
-    Whatever else is asked or set is the wrapped optimizer's.
+    All other attributes are those of the wrapped optimizer.
     """
 
     _OWN = frozenset({"_optimizer", "_gradients", "_arguments"})
@@ -85,7 +86,7 @@ class WrappedOptimizer(mx.optimizer.Optimizer):
     def __init__(
         self, optimizer: mx.optimizer.Optimizer, gradients: Gradients, *arguments: Any
     ) -> None:
-        """`gradients` combines them. `arguments` are the subclass's, beside `optimizer`."""
+        """`arguments` are what the subclass's constructor takes after `optimizer`."""
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise InvalidArgument(
                 f"DistributedOptimizer: expected an mxnet.optimizer.Optimizer, got "
@@ -96,7 +97,7 @@ class WrappedOptimizer(mx.optimizer.Optimizer):
         self._arguments = arguments
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._OWN:  # While it is unpickled.
+        if name in self._OWN:  # While the object is unpickled, it has none of them yet.
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
@@ -107,7 +108,7 @@ class WrappedOptimizer(mx.optimizer.Optimizer):
             setattr(self._optimizer, name, value)
 
     def __reduce__(self) -> Any:
-        """Loaded again, it combines gradients as it does now."""
+        """Pickles the optimizer so that a loaded one combines gradients as well."""
         return type(self), (self._optimizer, *self._arguments)
 
     def create_state(self, index: int, weight: mx.nd.NDArray) -> Any:
@@ -141,12 +142,12 @@ class WrappedOptimizer(mx.optimizer.Optimizer):
 
 
 class GluonTrainer(mx.gluon.Trainer):
-    """A Trainer that updates on this rank, with gradients combined over the ranks."""
+    """A Trainer that combines gradients over the ranks and updates the weights at this rank."""
 
     _gradients: Gradients
     _params: list[mx.gluon.Parameter]
     _params_to_init: list[mx.gluon.Parameter]
-    _scale: float  # What multiplies gradients, beside 1 / batch_size.
+    _scale: float  # Gradients are multiplied by this and by 1 / batch_size.
 
     def __init__(self, params: Any, optimizer: Any, optimizer_params: Any) -> None:
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
@@ -162,7 +163,7 @@ class GluonTrainer(mx.gluon.Trainer):
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """What a trainer updates with, when it was given a DistributedOptimizer."""
+    """Returns the optimizer that a DistributedOptimizer wraps, and warns; others as they are."""
     if not isinstance(optimizer, WrappedOptimizer):
         return optimizer
     warn(

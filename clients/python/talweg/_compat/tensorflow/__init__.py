@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules of other systems for TensorFlow and Keras share."""
+"""The common part of the other systems' modules for TensorFlow and Keras."""

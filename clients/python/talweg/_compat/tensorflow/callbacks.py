@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks of the other systems' names, on the Callback class of one Keras."""
+"""Makes the other systems' callbacks from one Keras's Callback class."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from talweg.tensorflow import _keras
 
 
 def best_model_checkpoint(keras: Any) -> type:
-    """Horovod's ModelCheckpoint of the best model, whose `filepath` is set before training."""
+    """Returns Horovod's BestModelCheckpoint; `filepath` must be set before training."""
 
     class BestModelCheckpoint(_keras.Hooks, keras.callbacks.ModelCheckpoint):
-        """ModelCheckpoint(save_best_only=True) to the attribute `filepath`."""
+        """Does as ModelCheckpoint(save_best_only=True), to the file named by `filepath`."""
 
         def __init__(
             self,
@@ -46,10 +46,10 @@ def best_model_checkpoint(keras: Any) -> type:
 
 
 def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
-    """LearningRateScheduleCallback and LearningRateWarmupCallback.
+    """Returns the classes LearningRateScheduleCallback and LearningRateWarmupCallback.
 
-    Horovod has the rate as the first argument, BytePS as the last. A number as the multiplier is
-    Horovod's decay per epoch, and BytePS's factor.
+    The rate is Horovod's first argument and BytePS's last. If the multiplier is a number, Horovod
+    takes it as the decay per epoch, and BytePS as the factor of the first rate.
     """
     base: Any = keras.callbacks.Callback
     if rate_is_last:
@@ -57,7 +57,7 @@ def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
         class LastSchedule(_keras.LearningRateSchedule, base):
             """Multiplies the learning rate from `start_epoch` to `end_epoch`, by epoch or batch.
 
-            A number is a factor of the first rate, not of the epoch before.
+            A multiplier that is a number is a factor of the first rate, not of the last epoch's.
             """
 
             def __init__(
@@ -82,7 +82,7 @@ def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
                 )
 
         class LastWarmup(_keras.LearningRateWarmup, base):
-            """Raises the learning rate to that of all ranks, within some epochs."""
+            """Raises the learning rate to that of all ranks, in some epochs."""
 
             def __init__(
                 self,
@@ -102,6 +102,6 @@ def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
         """Multiplies the learning rate from `start_epoch` to `end_epoch`, by epoch or by batch."""
 
     class Warmup(_keras.LearningRateWarmup, base):
-        """Raises the learning rate to that of all ranks, within some epochs."""
+        """Raises the learning rate to that of all ranks, in some epochs."""
 
     return Schedule, Warmup

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talweg's errors as those of TensorFlow that the other systems' operations raise."""
+"""Turns Talweg's errors into those of tf.errors that the other systems raise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class BadArgument(tf.errors.InvalidArgumentError, ValueError):
-    """The call cannot be carried out as it was made."""
+    """The call's arguments are wrong. It is a ValueError too."""
 
 
 def translate(failure: errors.TalwegError) -> Exception:
-    """The same as an error of tf.errors, which a graph raises by itself."""
+    """Returns the error of tf.errors for it, with the same text. Graphs raise the same one."""
     kind: Any = tf.errors.UnknownError
     if isinstance(failure, (errors.Mismatch, errors.NotInitialized)):
         kind = tf.errors.FailedPreconditionError
@@ -33,7 +33,7 @@ def translate(failure: errors.TalwegError) -> Exception:
 
 
 def operation(function: Function) -> Function:
-    """Has a function raise errors of tf.errors, and be left as it is within tf.function."""
+    """Makes a function raise errors of tf.errors, and keeps AutoGraph from converting it."""
 
     @functools.wraps(function)
     def translating(*arguments: Any, **keywords: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the other systems' Keras modules share: values, global variables and loaded models."""
+"""The common part of the other systems' Keras modules: values, global variables, saved models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reduce_value(
     postscale: float = 1.0,
     compression: Any = NoneCompressor,
 ) -> Any:
-    """The reduction of a number, an array, a tensor, or of each in a list."""
+    """Reduces a number, an array or a tensor, or each of a list of tensors."""
     if isinstance(value, (list, tuple)) and any(tf.is_tensor(each) for each in value):
         names = _ops.group_names("keras", value, name)
         return [
@@ -40,7 +40,10 @@ def reduce_value(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """In a graph of tf.compat.v1: runs the broadcast in Keras's session, or returns the operation."""
+    """Returns the operation that assigns the root's values to the graph's global variables.
+
+    Raises RuntimeError if TensorFlow executes eagerly.
+    """
     return _variables.assign_from_root(_variables.global_variables(), root_rank)
 
 
@@ -51,9 +54,9 @@ def load_model(
     custom_objects: dict[str, Any] | None,
     distribute: Callable[[Any], Any],
 ) -> Any:
-    """A saved model with its optimizer, whose state is kept, made to combine its gradients.
+    """Loads a model with its optimizer's state, and makes the optimizer combine its gradients.
 
-    `keras` loads it; where tf.keras is tf-keras, that loads what Keras 2 has saved.
+    `keras` loads it. If tf.keras is tf-keras, that loads models that Keras 2 has saved.
     """
     if tf.keras.Model.__module__.startswith("tf_keras.") and _is_of_keras_2(filepath):
         keras = tf.keras
@@ -66,7 +69,7 @@ def load_model(
 
 
 def _is_of_keras_2(filepath: Any) -> bool:
-    """Whether a file says so. Only Keras 2 saves a directory."""
+    """Whether Keras 2 has saved the model: the file says so. Only Keras 2 saves a directory."""
     if not isinstance(filepath, (str, os.PathLike)):
         return False
     if os.path.isdir(filepath):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of tf.IndexedSlices, by two gathers."""
+"""Reduces tf.IndexedSlices, by two gathers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def reduce_slices(
     process_set: ProcessSet | None = None,
     compression: type = NoneCompressor,
 ) -> tf.IndexedSlices:
-    """All ranks' rows, divided by their number for an average."""
+    """Returns all ranks' rows. For an average they are divided by the number of ranks."""
     choices = _gradients.Choices(op, compression, process_set=process_set)
     base = _ops.unique_name("reduce_slices", slices.values, name)
     return _gradients.Slices(slices, base, choices).gather()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalization by the figures of all ranks' batches."""
+"""Batch normalization by the mean and the variance of all ranks' batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from talweg.tensorflow import _ops
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """Keras's BatchNormalization, whose mean and variance are those of the ranks' batches together.
+    """Keras's BatchNormalization, with the mean and the variance of all ranks' batches together.
 
-    The batches are taken for equally large. `fused` must be False.
+    All ranks' batches count alike, whatever their sizes. `fused` must be False.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
@@ -26,7 +26,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def _moments(self, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
         mean, variance = super()._moments(inputs, *arguments, **keywords)
         client = _client.current()
-        if client.size == 1 and not client.nodes_change:  # A graph stays where others come.
+        # A graph outlives changes of the ranks: it keeps the round if nodes may come.
+        if client.size == 1 and not client.nodes_change:
             return mean, variance
         square = variance + tf.square(mean)
         base = "sync_batch_norm"

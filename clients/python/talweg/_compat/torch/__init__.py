@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch part of what talweg.byteps.torch and talweg.horovod.torch share."""
+"""torch's part of what talweg.byteps.torch and talweg.horovod.torch share."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talweg's collectives by the other systems' rules: a name is open once at a time."""
+"""Talweg's collectives by the other systems' rules: one call at a time may use a name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def all_gather(
     process_set: ProcessSet | None,
     of_some: bool = False,
 ) -> Pending:
-    """`of_some`: it goes on without ranks that have joined."""
+    """Starts an all_gather. With `of_some` it goes on without ranks that have joined."""
     gather = COLLECTIVES.all_gather_of_some_async if of_some else tw.all_gather_async
     return _begin(
         name,
@@ -80,7 +80,7 @@ def all_to_all(
     process_set: ProcessSet | None,
     finish: Callable[[Any], Any],
 ) -> Pending:
-    """`finish` is given (tensor, received_splits)."""
+    """Starts an all_to_all. `finish` gets (tensor, received_splits), and returns the result."""
     return _begin(
         name,
         process_set,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tensor travels as."""
+"""Compressors, which change a tensor's dtype while it travels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Compressor:
-    """compress() gives what is pushed and a context; decompress() turns the result back."""
+    """compress() returns the tensor to push and a context; decompress() restores the result."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -21,7 +21,7 @@ class Compressor:
 
 
 class NoneCompressor(Compressor):
-    """As it is."""
+    """Leaves tensors as they are."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -33,7 +33,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Floating-point tensors as f16; others as they are."""
+    """Casts floating-point tensors to float16, and results back; leaves others as they are."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -47,7 +47,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """none, or fp16."""
+    """The compressors to choose from: `none` and `fp16`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

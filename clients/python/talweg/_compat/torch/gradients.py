@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The averager of Talweg's optimizer, with what BytePS and Horovod let a program choose."""
+"""The averager of Talweg's optimizer, with the choices that BytePS and Horovod offer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Choices:
 
     op: Op = Op.AVERAGE
     compression: Any = NoneCompressor
-    prescale: float = 1.0  # Before the sum.
-    postscale: float = 1.0  # After it.
+    prescale: float = 1.0  # The factor before the sum.
+    postscale: float = 1.0  # The factor after the sum.
     sparse_as_dense: bool = False  # Sparse gradients are pushed as dense ones.
     members: Any = None  # A process set; None: all ranks.
-    gathers_sparse: bool = False  # Sparse gradients stay so: their rows are gathered.
+    gathers_sparse: bool = False  # The rows of sparse gradients are gathered, and stay sparse.
 
     @property
     def are_usual(self) -> bool:
@@ -44,7 +44,7 @@ class Choices:
 
 
 class ChosenAverager(GradientAverager):
-    """A GradientAverager that combines gradients as it was told."""
+    """A GradientAverager that combines gradients as `choices` say."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class ChosenAverager(GradientAverager):
         waits: bool = True,
         before_backward: Callable[[bool], None] | None = None,
     ) -> None:
-        """`before_backward` is told at a pass's first gradient whether averages stand in `.grad`."""
+        """`before_backward` is called at a pass's first gradient: is `.grad` averaged already?"""
         self._choices = choices
         self._before_backward = before_backward
-        # In how many dimensions gradients are sparse, by the index of their parameters.
+        # The number of sparse dimensions of each sparse gradient, by its parameter's index.
         self._sparse: dict[int, int] = {}
         super().__init__(named_parameters, passes, name, waits, choices.members)
         averagers.add(self)
@@ -69,7 +69,7 @@ class ChosenAverager(GradientAverager):
         super().watch_pass()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        if self._choices.are_usual:  # Else each with its push.
+        if self._choices.are_usual:  # Other choices declare each tensor with its push.
             super().declare(tensors)
 
     def start(self, tensor: Tensor, has_gradient: bool) -> Pushed:
@@ -85,7 +85,7 @@ class ChosenAverager(GradientAverager):
         return Pushed(handle, gradient, None if gradient is None else gradient._version)
 
     def _start_gathers(self, tensor: Tensor, gradient: torch.Tensor | None) -> Handle:
-        """Joins the ranks' rows. One without a gradient gives none, as does one that has joined."""
+        """Joins the ranks' rows. A rank without a gradient, or that has joined, gives no rows."""
         choices, parameter = self._choices, self.parameters[tensor.index]
         if choices.op not in (Op.AVERAGE, Op.SUM):
             raise InvalidArgument(
@@ -174,7 +174,7 @@ class ChosenAverager(GradientAverager):
 
 
 class _Averagers:
-    """Those of this process."""
+    """The averagers of this process."""
 
     def __init__(self) -> None:
         self._all: list[weakref.ref[ChosenAverager]] = []
@@ -183,7 +183,7 @@ class _Averagers:
         self._all.append(weakref.ref(averager))
 
     def forget_accumulated(self) -> None:
-        """This rank takes no step with the gradients that it has accumulated."""
+        """Drops the gradients that this rank has accumulated: it takes no step with them."""
         self._all = [each for each in self._all if each() is not None]
         for each in self._all:
             averager = each()
@@ -197,7 +197,7 @@ averagers = _Averagers()
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None
 ) -> list[tuple[str, torch.nn.Parameter]] | None:
-    """The (name, parameter) pairs that a caller has given; ValueError says what is wrong with them."""
+    """Returns the caller's (name, parameter) pairs, or None; raises ValueError for bad ones."""
     if named_parameters is None:
         return None
     pairs = list(named_parameters)
@@ -217,8 +217,8 @@ _numbers: dict[tuple[int, str], int] = {}
 
 
 def next_name(client: Any, kind: str) -> str:
-    """Another name for each optimizer of a client, the same at every rank that makes it."""
-    for key in [key for key in _numbers if key[0] != id(client)]:  # Their lives are over.
+    """Returns a new name for each optimizer of a client. Every rank gets the same ones."""
+    for key in [key for key in _numbers if key[0] != id(client)]:  # Other clients are closed.
         del _numbers[key]
     number = _numbers[id(client), kind] = _numbers.get((id(client), kind), 0) + 1
     return kind if number == 1 else f"{kind}.{number}"

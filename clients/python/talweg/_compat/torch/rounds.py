@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of torch tensors by the other systems' rules: scaled, averaged integers, empty tensors."""
+"""Rounds of torch tensors by the other systems' rules: scaling, integer averages, empty tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Round:
-    """A round of Talweg's, and what is done with its result."""
+    """A round of Talweg, and what is done with its result."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Round:
         finish: Any = None,
         at_end: Callable[[], None] | None = None,
     ) -> None:
-        """`at_end` is called when it has been waited for, whatever came of it."""
+        """`at_end` is called after wait() has a result or an error."""
         self._handle = handle
         self._finish = finish
         self._at_end = at_end
@@ -46,7 +46,7 @@ class Round:
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """A new tensor; integers are scaled in double and truncated."""
+    """Returns a new, scaled tensor. Integers are scaled in double precision and truncated."""
     if tensor.dtype in _INTEGERS:
         return (tensor.to(torch.float64) * factor).trunc().to(tensor.dtype)
     return tensor * factor
@@ -63,10 +63,10 @@ def push_pull(
     postscale: float = 1.0,
     rounding: str = "trunc",
 ) -> Pending:
-    """Starts a round of `tensor`; its result is a new tensor, or `tensor` itself.
+    """Starts a round of `tensor`. The result is a new tensor, or `tensor` itself if `in_place`.
 
-    What cannot be carried out raises at the call. Where ranks disagree wait() does. Integer
-    averages are sums divided with `rounding` ("floor" or "trunc").
+    Raises at the call if the round cannot be carried out. If ranks disagree, wait() raises
+    Mismatch. Averages of integers are sums divided with `rounding`, "floor" or "trunc".
     """
     client = _client.current()
     if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
@@ -111,13 +111,14 @@ def _start(
     root_rank: int = 0,
 ) -> Handle:
     handle = _tensors.start(client, source, out, op, name, priority, root_rank, members)
-    return _tensors.for_autograd(handle, out)  # A new tensor has nothing that it would spoil.
+    # For a new tensor this has no effect: autograd has saved nothing of it.
+    return _tensors.for_autograd(handle, out)
 
 
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None, in_place: bool, members: Any = None
 ) -> Pending:
-    """As push_pull(): the root's tensor at every rank."""
+    """Starts a broadcast, by push_pull()'s rules. The result is the root's tensor."""
     client = _client.current()
     if not 0 <= root_rank < client.size:
         raise InvalidArgument(

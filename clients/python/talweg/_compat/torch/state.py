@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of the other systems' broadcast_parameters()."""
+"""Reads the arguments of the other systems' broadcast_parameters()."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 
 def pairs_of(params: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
-    """(name, tensor) of a dict, by name, or of a list of tensors or pairs. ValueError for others."""
+    """Returns (name, tensor) of each tensor in `params`, sorted by name if it is a dict.
+
+    A list holds tensors or (name, tensor) pairs. Raises ValueError for other types.
+    """
     if isinstance(params, dict):
         items = sorted(params.items())
     elif isinstance(params, list):

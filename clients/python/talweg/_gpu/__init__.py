@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs, free of any framework: docs/gpu.md.
+"""Tensors on GPUs, without any framework: docs/gpu.md.
 
-gpu        handed to the agent where they lie
-host_path  through host memory, where the agent cannot have them so
-staging    those of collectives, through pinned host memory
-place      where a tensor lies
-driver     NVIDIA's driver through ctypes
+gpu        hands tensors to the agent where they lie
+host_path  takes tensors through host memory, if the agent cannot have them where they lie
+staging    copies the tensors of collectives to and from pinned host memory
+place      says where a tensor lies
+driver     calls NVIDIA's driver through ctypes
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's driver through ctypes: the few calls that handing over tensors on GPUs needs.
+"""NVIDIA's driver through ctypes: the few calls that tensors on GPUs need.
 
 Nothing here knows frameworks: memory is an address, a stream is a handle, a GPU is an ordinal of
-this process. The functions are opened by the names for which stream 0 is the legacy default
-stream, as frameworks mean it. ctypes lets other Python threads run during every call.
+this process. These symbols take stream 0 for the legacy default stream, as frameworks do. ctypes
+lets other Python threads run during every call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from talweg.errors import GpuError
 _LIBRARY = "libcuda.so.1"
 _HANDLE_BYTES = 64
 
-# As in cuda.h.
+# The values of cuda.h.
 _ERROR_NOT_READY = 600
 _ERROR_STREAM_CAPTURE_IMPLICIT = 906
 _POINTER_ATTRIBUTE_BUFFER_ID = 7
@@ -29,7 +29,7 @@ _HOST_PORTABLE = 1
 
 
 class _IpcHandle(ctypes.Structure):
-    """Names memory or an event to another process: bytes that the driver gives meaning to."""
+    """Names memory or an event to another process. Only the driver knows what the bytes mean."""
 
     _fields_ = [("reserved", ctypes.c_ubyte * _HANDLE_BYTES)]
 
@@ -39,10 +39,10 @@ class _Uuid(ctypes.Structure):
 
 
 _int, _uint, _size, _u64 = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
-_pointer = ctypes.c_void_p  # To host memory, or to something of the driver's.
+_pointer = ctypes.c_void_p  # To host memory, or to an object of the driver.
 _out = ctypes.POINTER
 
-# By symbol: the arguments; all return a CUresult. Each of them is there since CUDA 11.4.
+# The arguments of each symbol. All return a CUresult. CUDA 11.4 and later have all of them.
 _PROTOTYPES = {
     "cuInit": [_uint],
     "cuGetErrorName": [_int, _out(ctypes.c_char_p)],
@@ -73,8 +73,10 @@ _PROTOTYPES = {
 
 
 class Driver:
-    """The driver, opened. Any thread may call any method; all but context() and uuid() want to be
-    called within context(). Failed calls raise GpuError."""
+    """The opened driver. Any thread may call any method.
+
+    All but context() and uuid() must be called within context(). A failed call raises GpuError.
+    """
 
     def __init__(self, library: str = _LIBRARY) -> None:
         try:
@@ -114,20 +116,20 @@ class Driver:
         return device.value
 
     def uuid(self, ordinal: int) -> bytes:
-        """The GPU's name that means the same in every process; 16 bytes."""
+        """Returns the GPU's 16 bytes of UUID, which mean the same GPU in every process."""
         uuid = _Uuid()
         self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self._device(ordinal))
         return bytes(uuid.reserved)
 
     @contextlib.contextmanager
     def context(self, ordinal: int) -> Iterator[None]:
-        """Within it the GPU's primary context, which is every framework's, is this thread's."""
+        """Makes the GPU's primary context, which every framework uses, current on this thread."""
         with self._lock:
             context = self._contexts.get(ordinal)
             if context is None:
                 context = _pointer()
                 self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device(ordinal))
-                self._contexts[ordinal] = context  # For as long as the process lives.
+                self._contexts[ordinal] = context  # Retained for as long as the process lives.
         self._call("cuCtxPushCurrent_v2", context)
         try:
             yield
@@ -137,9 +139,9 @@ class Driver:
     # ----- Memory -----
 
     def buffer_id(self, address: int) -> int | None:
-        """The number of the allocation at `address`, which no other has in the process's life.
+        """Returns the number of the allocation at `address`; None if nothing is allocated there.
 
-        None where nothing is allocated.
+        No other allocation of the process ever has the same number.
         """
         number = _u64()
         result = self._library.cuPointerGetAttribute(
@@ -148,19 +150,19 @@ class Driver:
         return number.value if result == 0 else None
 
     def allocation(self, address: int) -> tuple[int, int]:
-        """Where the allocation around `address` begins, and its bytes."""
+        """Returns the start address and the bytes of the allocation around `address`."""
         base, nbytes = _u64(), _size()
         self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(nbytes), address)
         return base.value, nbytes.value
 
     def memory_handle(self, base: int) -> bytes:
-        """What another process maps the allocation by that begins at `base`."""
+        """Returns the handle by which another process maps the allocation that begins at `base`."""
         handle = _IpcHandle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), base)
         return bytes(handle.reserved)
 
     def allocate_host(self, nbytes: int) -> int:
-        """Pinned host memory, which copies go to and from without the CPU."""
+        """Returns the address of new pinned host memory, which the GPU copies without the CPU."""
         address = _pointer()
         self._call("cuMemHostAlloc", ctypes.byref(address), nbytes, _HOST_PORTABLE)
         assert address.value is not None
@@ -172,7 +174,7 @@ class Driver:
     # ----- Streams and events -----
 
     def new_stream(self) -> int:
-        """One that waits for no default stream."""
+        """Returns a new stream that does not wait for the default stream."""
         stream = _pointer()
         self._call("cuStreamCreateWithPriority", ctypes.byref(stream), _STREAM_NON_BLOCKING, 0)
         assert stream.value is not None
@@ -182,17 +184,17 @@ class Driver:
         self._call("cuStreamDestroy_v2", stream)
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether work goes into a CUDA graph that is being captured, and not to the GPU."""
+        """Whether the stream's work goes into a CUDA graph that is being captured."""
         status = _int()
         result = self._library.cuStreamIsCapturing(stream, ctypes.byref(status))
-        if result == _ERROR_STREAM_CAPTURE_IMPLICIT:  # Another stream's capture forbids this one.
+        if result == _ERROR_STREAM_CAPTURE_IMPLICIT:  # Another stream is capturing.
             return True
         if result != 0:
             raise GpuError(f"cuStreamIsCapturing failed: {self._describe(result)}")
         return status.value != 0
 
     def new_event(self) -> int:
-        """For synchronize(), which sleeps."""
+        """Returns a new event. synchronize() sleeps until it is done."""
         event = _pointer()
         flags = _EVENT_BLOCKING_SYNC | _EVENT_DISABLE_TIMING
         self._call("cuEventCreate", ctypes.byref(event), flags)
@@ -200,7 +202,7 @@ class Driver:
         return event.value
 
     def open_event(self, handle: bytes) -> int:
-        """Another process's event."""
+        """Returns another process's event by its handle."""
         event = _pointer()
         self._call("cuIpcOpenEventHandle", ctypes.byref(event), _IpcHandle.from_buffer_copy(handle))
         assert event.value is not None
@@ -213,15 +215,15 @@ class Driver:
         self._call("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        """Lets the stream go on when the event, as it is recorded now, is done. No CPU waits."""
+        """Makes the stream wait for the event as it is recorded now. No CPU waits."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def synchronize(self, event: int) -> None:
-        """Returns when the event is done."""
+        """Waits until the event is done."""
         self._call("cuEventSynchronize", event)
 
     def is_done(self, event: int) -> bool:
-        """Whether synchronize() would return at once."""
+        """Whether the event is done."""
         result: int = self._library.cuEventQuery(event)
         if result not in (0, _ERROR_NOT_READY):
             raise GpuError(f"cuEventQuery failed: {self._describe(result)}")

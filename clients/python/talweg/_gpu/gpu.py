@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs, handed to the agent where they lie: docs/gpu.md, the rank's side.
+"""The rank's side of docs/gpu.md: tensors on GPUs, handed to the agent where they lie.
 
-Nothing here knows frameworks: a tensor is a Place. What the agent cannot be given goes through
+Nothing here knows frameworks: a tensor is a Place. A tensor that the agent cannot have goes through
 host memory (host_path.py).
 """
 
@@ -36,7 +36,7 @@ from talweg.errors import (
 
 _log = logging.getLogger("talweg")
 
-# What an agent answers when it cannot be given the memory.
+# The agent's answers if it cannot have the memory.
 _REFUSALS = (Unsupported, PermissionDenied, OutOfMemory)
 _REOPEN_ASK_S = 0.02
 _UNSHAREABLE = (
@@ -46,21 +46,20 @@ _UNSHAREABLE = (
 
 
 class _Allocation:
-    """Memory as the driver gave it out, of which a tensor is a part."""
+    """Memory that the driver has allocated. A tensor is a part of it."""
 
     def __init__(self, base: int, nbytes: int, buffer_id: int) -> None:
         self.base = base
         self.end = base + nbytes
         self.buffer_id = buffer_id
-        self.buffer: int | None = None  # What the agent calls it; None: it cannot have it.
+        self.buffer: int | None = None  # The agent's number for it; None: the agent cannot have it.
 
 
 class _Exports:
-    """The allocations that tensors were found in, each handed to the agent once.
+    """The allocations of tensors. Each is handed to the agent once.
 
-    Nothing keeps their memory from being freed between rounds: the framework frees it when it
-    likes, and that is noticed by the allocation's number, which no other ever has.
-    docs/decisions/gpu-memory-is-not-held.md
+    The framework may free their memory between rounds. find() notices that by the allocation's
+    number, which no other allocation ever has: docs/decisions/gpu-memory-is-not-held.md.
     """
 
     def __init__(
@@ -73,12 +72,12 @@ class _Exports:
         self._driver = driver
         self._refuse = refuse
         self._uuids: dict[int, bytes] = {}
-        self._bases: list[int] = []  # Sorted; of `_allocations`.
+        self._bases: list[int] = []  # The keys of `_allocations`, sorted.
         self._allocations: dict[int, _Allocation] = {}
-        self._freed: list[_Allocation] = []  # That the agent could not let go yet.
+        self._freed: list[_Allocation] = []  # Freed, but the agent has not let them go yet.
 
     def find(self, place: Place) -> _Allocation | None:
-        """The allocation around the tensor; None when the agent cannot have it."""
+        """Returns the allocation around the tensor; None if the agent cannot have it."""
         at = bisect.bisect_right(self._bases, place.address) - 1
         known = self._allocations[self._bases[at]] if at >= 0 else None
         if (
@@ -125,7 +124,7 @@ class _Exports:
         return uuid
 
     def _release_freed(self) -> None:
-        """Has the agent unmap what the framework has freed since."""
+        """Makes the agent unmap what the framework has freed."""
         for base in list(self._bases):
             allocation = self._allocations[base]
             if self._driver.buffer_id(base) != allocation.buffer_id:
@@ -138,37 +137,37 @@ class _Exports:
             assert allocation.buffer is not None
             try:
                 self._connection.gpu_unexport(allocation.buffer)
-            except Busy:  # Freed with its round open, against the rules: later.
+            except Busy:  # The program freed it with its round open. A later call tries again.
                 held.append(allocation)
         self._freed = held
 
 
 @dataclass
 class _Placed:
-    """A tensor that is pushed from a GPU."""
+    """A tensor that the agent knows on a GPU."""
 
     tensor: int
     declaration: Declaration
     gpu: int
-    pushed: int  # Events, made by the agent.
-    taken: int
+    pushed: int  # Event: the rank's stream has written the contribution.
+    taken: int  # Event: the agent has written the result. The agent made both.
 
 
 @dataclass(frozen=True)
 class _Push:
-    """All that it takes to push a round, also once more."""
+    """What is needed to push a round, the first time or again."""
 
     name: str
     placed: _Placed
     place: Place
-    stream: int  # The framework's, when it was pushed.
+    stream: int  # The framework's current stream at the push.
     buffer: int
     offset: int
     priority: int
 
 
 class _GpuRound(Handle):
-    """A round whose contribution lies on a GPU, and whose result will."""
+    """A round whose contribution lies on a GPU. Its result is written there."""
 
     def __init__(self, gpus: Gpus, push: _Push, round_: int, **ends: Any) -> None:
         super().__init__(gpus.client, push.placed.tensor, round_, push.name, **ends)
@@ -192,7 +191,8 @@ class _GpuRound(Handle):
             except Timeout:
                 raise
             except TalwegError:
-                if self._gpus.agent_is_well():  # Else it may still write: the memory stays.
+                # While the agent is not well it may still write into the memory, so that stays.
+                if self._gpus.agent_is_well():
                     self._gpus.close_round(self.name)
                 raise
         self.order_result()
@@ -208,17 +208,17 @@ class Gpus:
     def __init__(self, client: Client, driver: Driver) -> None:
         self.client = client
         self._driver = driver
-        # One for everything: a declaration waits for other agents, never for other ranks' pushes.
+        # One lock for everything: a declaration waits for agents only, never for ranks' pushes.
         self._lock = threading.Lock()
         self._exports = _Exports(client.connection, driver, self._refuse)
         self._host = HostPath(client, driver, self.close_round)
         self._placed: dict[str, _Placed] = {}
         self._on_host: set[str] = set()  # Tensors that the agent wants from host memory.
-        self._open: dict[str, Any] = {}  # By tensor: what its round keeps alive.
+        self._open: dict[str, Any] = {}  # What each tensor's open round keeps alive.
         self._told: set[tuple[int, str]] = set()
 
     def declare(self, name: str, declaration: Declaration, place: Place, priority: int) -> None:
-        """As Tensors.declare(), of a tensor on the GPU of `place`."""
+        """Does as Tensors.declare(), for a tensor on the GPU of `place`."""
         with self._lock, self._driver.context(place.gpu):
             if self._find(name, declaration, place, priority) is None:
                 self.client.tensors.declare(name, declaration, priority)
@@ -226,9 +226,9 @@ class Gpus:
     def declare_all(
         self, declarations: Sequence[tuple[str, Declaration, int]], place: Place
     ) -> None:
-        """Tensors.declare_all(), of tensors on the GPU of `place`, which is one of theirs.
+        """Does as Tensors.declare_all(), for tensors on one GPU. `place` is that of one of them.
 
-        Each gets its events with its first push.
+        Each tensor gets its events at its first push.
         """
         with self._lock, self._driver.context(place.gpu):
             is_taken = self._exports.find(place) is not None
@@ -247,9 +247,11 @@ class Gpus:
         keep: Any,
         finish: Callable[[], None] | None = None,
     ) -> Handle:
-        """Starts a round of the tensor at `place`, as the framework's stream leaves it.
+        """Starts a round of the tensor at `place`, after the work of the framework's stream.
 
-        Its result will lie there. Until it is taken the memory is the agent's; `keep` keeps it.
+        The result is written there. The memory is the agent's until the result is taken; `keep` is
+        kept alive for as long. Raises Busy while the tensor's last round is open, and
+        InvalidArgument if the stream is captured into a CUDA graph.
         """
         self.client.check_push(declaration)
         stream = place.stream()
@@ -268,7 +270,7 @@ class Gpus:
             else:
                 push = _Push(name, found[0], place, stream, *found[1:], priority)
                 handle = _GpuRound(self, push, self._record_and_push(push), **ends)
-            # A handle may be dropped; what the agent writes into must stay.
+            # The program may drop the handle, but the agent may still write into the memory.
             self._open[name] = keep
         self.client.count_push(declaration)
         return handle
@@ -276,7 +278,7 @@ class Gpus:
     def _find(
         self, name: str, declaration: Declaration, place: Place, priority: int
     ) -> tuple[_Placed, int, int] | None:
-        """The tensor, and the buffer and offset that it lies at; None: through host memory."""
+        """Returns the tensor, and its buffer and offset; None if it goes through host memory."""
         if name in self._on_host:
             return None
         allocation = self._exports.find(place)
@@ -298,7 +300,7 @@ class Gpus:
     ) -> _Placed:
         before = self._placed.get(name)
         if before is not None and before.declaration == declaration:
-            # It was on another GPU, and gets new events; the agent destroys the old ones.
+            # It was on another GPU and gets new events. The agent destroys the old ones.
             del self._placed[name]
             self._driver.destroy_event(before.pushed)
             self._driver.destroy_event(before.taken)
@@ -315,11 +317,11 @@ class Gpus:
         return placed
 
     def _record_and_push(self, push: _Push) -> int:
-        """Returns the round."""
+        """Records the event of the push, pushes, and returns the round."""
         connection = self.client.connection
         placed = push.placed
         for attempt in itertools.count():
-            # An imported event must not be used when its maker is gone.
+            # An imported event must not be used after the end of the process that made it.
             connection.check_health()
             try:
                 self._driver.record(placed.pushed, push.stream)
@@ -328,14 +330,14 @@ class Gpus:
                 )
             except native.EventsLost:
                 pass
-            except GpuError:  # Perhaps its maker has lost the event.
+            except GpuError:  # The agent may have lost the event.
                 if attempt > 0:
                     raise
             self._place_again(placed, push.buffer)
         raise AssertionError
 
     def _place_again(self, placed: _Placed, buffer: int) -> None:
-        """Gets the tensor's events anew. The old ones stay: nothing may be done with them."""
+        """Gets new events for the tensor. The old ones are left alone: no call may use them."""
         connection = self.client.connection
         while True:
             try:
@@ -343,21 +345,21 @@ class Gpus:
                     placed.tensor, buffer, placed.declaration.signature
                 )
                 break
-            except Unsupported:  # It is being opened again, or the agent gives up and says so.
+            except Unsupported:  # The GPU is being opened again, or check_health() says why not.
                 connection.check_health()
                 time.sleep(_REOPEN_ASK_S)
         placed.pushed = self._driver.open_event(pushed)
         placed.taken = self._driver.open_event(taken)
 
     def push_again(self, push: _Push) -> None:
-        """The open round, of which the agent does not know any more that its contribution is there."""
+        """Pushes an open round again, after the agent has lost the word that it was pushed."""
         with self._lock, self._driver.context(push.place.gpu):
             self._record_and_push(push)
 
     def order_result(self, push: _Push) -> None:
-        """What the framework gives its stream from now on comes after the result."""
-        # The result is there. The events of an agent that is gone, or of a GPU that it has lost
-        # since, must not be waited for, and need not be.
+        """Makes the framework's stream wait for the result, before all later work."""
+        # The result has arrived already. If the agent is gone, or has lost the GPU, its events must
+        # not be waited for. There is no need to, either.
         if self.agent_is_well():
             with self._driver.context(push.place.gpu), contextlib.suppress(GpuError):
                 self._driver.wait(push.place.stream(), push.placed.taken)
@@ -371,7 +373,7 @@ class Gpus:
         return True
 
     def close_round(self, name: str) -> None:
-        """The tensor's round is over: what it kept may go."""
+        """Drops what the tensor's round kept alive: the round is over."""
         with self._lock:
             self._open.pop(name, None)
 
@@ -386,7 +388,7 @@ class Gpus:
             )
 
     def close(self) -> None:
-        """After the goodbye. What the agent may still write into is never freed."""
+        """Closes after the goodbye. Never frees memory that the agent may still write into."""
         self._host.close()
         with self._lock:
             _abandoned.extend(self._open.values())
@@ -401,7 +403,7 @@ _gpus: dict[int, Gpus] = {}  # By id of a client that is not closed.
 
 
 def driver() -> Driver | None:
-    """This process's, opened by the first call; None, and said once, where there is none."""
+    """Returns the process's driver; None if there is none, with one warning. Opens it if needed."""
     with _lock:
         return _open_driver()
 
@@ -418,7 +420,7 @@ def _open_driver() -> Driver | None:
 
 
 def gpus_of(client: Client) -> Gpus | None:
-    """The client's, made by the first call; None where there is no driver."""
+    """Returns the client's Gpus; None if it is a job of one rank or there is no driver."""
     if client.is_alone:
         return None
     with _lock:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs through host memory, where the agent cannot have them as they lie.
+"""Takes tensors on GPUs through host memory, if the agent cannot have them where they lie.
 
-A tensor has pinned memory of its own. A stream of ours copies down what the framework's stream has
-written, a thread pushes when the copy is done, and the result is copied up on a second stream,
-after which the framework's goes on. No push and no take waits for the GPU.
+Each tensor has pinned memory of its own. After the work of the framework's stream, a stream of
+Talweg copies the tensor down, and a thread pushes it when the copy is done. A second stream copies
+the result up, and then the framework's stream goes on. No push and no take waits for the GPU.
 
 Each of the framework's streams has two such streams and a thread of its own. One stream may wait
-for another rank's kernels, and these may wait for a tensor that another stream of this rank brings.
+for another rank's kernels, and these may wait for a tensor from another stream of this rank.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _END_S = 5.0
 
 @dataclass
 class _Pinned:
-    """A tensor's memory on the host."""
+    """A tensor's pinned memory on the host, and the events of its copies."""
 
     gpu: int
     address: int
     nbytes: int
-    written: int  # Event: what the framework's stream had when it was pushed is done.
-    down: int  # Event: the contribution is here.
-    up: int  # Event: the result has left.
+    written: int  # Event: the framework's stream has done its work from before the push.
+    down: int  # Event: the contribution is in this memory.
+    up: int  # Event: the result is on the GPU.
 
 
 @dataclass
 class _Push:
-    """Waits for its copy."""
+    """A push that waits for its copy."""
 
     declared: Declared
     pinned: _Pinned
@@ -54,10 +54,10 @@ class _Push:
 
 
 class _Lane:
-    """What goes through host memory from one of the framework's streams, in its order."""
+    """Pushes the tensors of one of the framework's streams, in the stream's order."""
 
     def __init__(self, connection: native.Connection, driver: Driver, gpu: int) -> None:
-        """Within the GPU's context."""
+        """Must be called within the GPU's context."""
         self.gpu = gpu
         self.down = driver.new_stream()
         self.up = driver.new_stream()
@@ -79,13 +79,13 @@ class _Lane:
                 round_ = self._connection.push_parts(
                     declared.tensor, push.pinned.address, None, push.priority, declared.signature
                 )
-            except Exception as error:  # Whoever waits for the round raises it.
+            except Exception as error:  # Waiting for the round raises it.
                 push.round.set_exception(error)
             else:
                 push.round.set_result(round_)
 
     def close(self) -> bool:
-        """False: a GPU hangs, and what its copies use must stay."""
+        """Ends the thread. False: a GPU hangs, so the streams, events and memory must stay."""
         self._queue.put(None)
         self._thread.join(_END_S)
         if self._thread.is_alive():
@@ -114,7 +114,7 @@ class _HostRound(Handle):
         if not self._pushed.round.done():
             return False
         if self._pushed.round.exception() is not None:
-            return True  # take() tells why.
+            return True  # take() raises it.
         return connection.poll(self.tensor, self._pushed.round.result())
 
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
@@ -125,7 +125,7 @@ class _HostRound(Handle):
             raise Timeout(
                 f"tensor '{self.name}' has not been copied from the GPU within {timeout_s} s"
             ) from None
-        except TalwegError:  # Nothing was pushed.
+        except TalwegError:  # The round was never pushed.
             self._path.close_round(self.name)
             raise
         if timeout_s is not None:
@@ -145,7 +145,10 @@ class _HostRound(Handle):
 
 
 class HostPath:
-    """push() is called under the lock of Gpus, within the GPU's context."""
+    """A client's tensors that go through host memory.
+
+    push() is called under the lock of Gpus, within the GPU's context.
+    """
 
     def __init__(self, client: Client, driver: Driver, close_round: Callable[[str], None]) -> None:
         self.client = client
@@ -172,7 +175,7 @@ class HostPath:
         driver = self._driver
         driver.record(pinned.written, stream)
         driver.wait(lane.down, pinned.written)
-        driver.wait(lane.down, pinned.up)  # The last round's result.
+        driver.wait(lane.down, pinned.up)  # The last result must have left the memory.
         driver.copy_to_host(pinned.address, place.address, place.nbytes, lane.down)
         driver.record(pinned.down, lane.down)
         pushed = _Push(declared, pinned, priority, ends["keep"], futures.Future())
@@ -180,15 +183,17 @@ class HostPath:
         return _HostRound(self, pushed, lane, name, place, **ends)
 
     def copy_up(self, pinned: _Pinned, lane: _Lane, place: Place) -> None:
-        """The result, to where the contribution came from; the framework's stream goes on after
-        it. What the framework did to that memory before the push is done since the copy down."""
+        """Copies the result to where the contribution came from. The framework's stream waits.
+
+        What that stream did to the memory before the push was done before the copy down.
+        """
         with self._driver.context(place.gpu):
             self._driver.copy_to_device(place.address, pinned.address, place.nbytes, lane.up)
             self._driver.record(pinned.up, lane.up)
             self._driver.wait(place.stream(), pinned.up)
 
     def order_result(self, pinned: _Pinned, place: Place) -> None:
-        """The framework's stream goes on after the last copy up."""
+        """Makes the framework's stream wait for the last copy up."""
         with self._driver.context(place.gpu):
             self._driver.wait(place.stream(), pinned.up)
 
@@ -212,8 +217,8 @@ class HostPath:
             self._driver.free_host(pinned.address)
 
     def close(self) -> None:
-        """After the goodbye: pushes that have not been made fail."""
-        with contextlib.suppress(GpuError):  # A context that is lost has freed everything.
+        """Closes after the goodbye. Pushes that still wait for their copies fail."""
+        with contextlib.suppress(GpuError):  # A lost context has freed everything already.
             ended = [lane.close() for lane in self._lanes.values()]
             if all(ended):
                 for pinned in self._pinned.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a tensor on a GPU lies."""
+"""Says where a tensor on a GPU lies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 class Place:
     """A contiguous tensor on a GPU."""
 
-    gpu: int  # Its ordinal in this process.
+    gpu: int  # The GPU's ordinal in this process.
     address: int
     nbytes: int
-    stream: Callable[[], int]  # The framework's current one, on that GPU.
+    stream: Callable[[], int]  # Returns the framework's current stream on that GPU.
 
     @property
     def end(self) -> int:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of collectives on GPUs, by way of pinned host memory.
+"""Copies tensors on GPUs to and from pinned host memory, for collectives.
 
-A call records an event on the framework's stream. A stream of ours, which waits for that event,
-copies the tensor down; the call's first round is pushed when the copy is done. A second stream
-copies the result up, and whoever takes the result waits for that copy. So no stream of the
-framework waits for another rank, and work that it gets after the result was taken finds the result.
+A call records an event on the framework's stream. A stream of Talweg waits for that event and
+copies the tensor down. The call's first round is pushed when the copy is done. A second stream
+copies the result up, and taking the result waits for that copy. So no stream of the framework waits
+for another rank, and work that it gets after the result was taken finds the result.
 
 Each of the framework's streams has two such streams of its own. One stream may wait for another
-rank's kernels, and these may wait for a tensor that another stream of this rank brings.
+rank's kernels, and these may wait for a tensor from another stream of this rank.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from talweg._gpu.driver import Driver
 from talweg._gpu.place import Place
 from talweg.errors import InvalidArgument
 
-# How long whoever waits for a copy asks for it without a pause, and the pauses after that.
+# A wait for a copy polls without a pause for this long, and then with pauses of this length.
 _SPIN_S, _PAUSE_S = 100e-6, 200e-6
 _PINNED_BYTES_MIN = 4096
 
 
 class Pinned:
-    """Pinned memory. It goes back to where it came from when nobody has it any more."""
+    """A piece of pinned memory. It is free again when the last reference to it goes."""
 
     def __init__(self, address: int, home: collections.deque[int]) -> None:
         self.address = address
@@ -38,7 +38,7 @@ class Pinned:
 
 
 class Copy:
-    """A copy between a GPU and pinned memory, which it keeps until it is done."""
+    """A copy between a GPU and pinned memory. It keeps the memory until the copy is done."""
 
     def __init__(self, staging: Staging, gpu: int, pinned: Pinned, event: int) -> None:
         self._staging = staging
@@ -49,25 +49,25 @@ class Copy:
 
     @property
     def address(self) -> int:
-        """The pinned memory's."""
+        """The address of the pinned memory."""
         return self._pinned.address
 
     def is_done(self, until: float | None = 0.0) -> bool:
-        """Waits for it until time.monotonic() is `until`, or with None as long as it takes.
+        """Waits until time.monotonic() is `until`, or without limit for None. Is the copy done?
 
-        Any thread may ask, again and again.
+        Any thread may call this, any number of times.
         """
         if not self._is_done:
             self._is_done = self._staging.wait(self._gpu, self._event, until)
         return self._is_done
 
     def __del__(self) -> None:
-        # The GPU may still be at it.
+        # The GPU may still be copying.
         self._staging.leave(self._gpu, self._event, self._pinned)
 
 
 class Streams(NamedTuple):
-    """The two streams beside one of the framework's, on one GPU."""
+    """The two streams of Talweg beside one of the framework's streams, on one GPU."""
 
     gpu: int
     down: int
@@ -75,20 +75,21 @@ class Streams(NamedTuple):
 
 
 class Staging:
-    """A process's streams, events and pinned memory for this. Any thread may call any method."""
+    """A process's streams, events and pinned memory. Any thread may call any method."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, int], Streams] = {}  # By GPU and the framework's stream.
-        self._events: dict[int, list[int]] = {}  # By GPU; nobody waits for them.
+        self._events: dict[int, list[int]] = {}  # By GPU; free for use.
         self._free: dict[int, collections.deque[int]] = {}  # By length.
         self._left: collections.deque[tuple[int, int, Pinned]] = collections.deque()
 
     def begin(self, place: Place) -> Streams:
-        """A call begins whose tensor is at `place`, or on its GPU.
+        """Returns the streams for a call whose tensor is at `place`, or on its GPU.
 
-        What is copied on its streams comes after what the framework's stream has been given by now.
+        Copies on them come after the work that the framework's stream has by now. Raises
+        InvalidArgument if that stream is captured into a CUDA graph.
         """
         driver, gpu, stream = self._driver, place.gpu, place.stream()
         with self._lock, driver.context(gpu):
@@ -106,11 +107,11 @@ class Staging:
             driver.record(mark, stream)
             for each in (streams.down, streams.up):
                 driver.wait(each, mark)
-            self._events[gpu].append(mark)  # The streams wait for what it was recorded at.
+            self._events[gpu].append(mark)  # A new record does not change what the streams await.
         return streams
 
     def copy_down(self, streams: Streams, source: int, nbytes: int) -> Copy:
-        """Copies what lies at `source` to pinned memory."""
+        """Copies `nbytes` at `source` to pinned memory."""
         gpu, stream = streams.gpu, streams.down
         pinned = self.room(gpu, nbytes)
         with self._lock, self._driver.context(gpu):
@@ -120,14 +121,14 @@ class Staging:
     def copy_up(
         self, streams: Streams, pinned: Pinned, offset: int, target: int, nbytes: int
     ) -> Copy:
-        """Copies a part of pinned memory to `target`."""
+        """Copies `nbytes` at `offset` of the pinned memory to `target`."""
         gpu, stream = streams.gpu, streams.up
         with self._lock, self._driver.context(gpu):
             self._driver.copy_to_device(target, pinned.address + offset, nbytes, stream)
             return self._recorded(gpu, stream, pinned)
 
     def room(self, gpu: int, nbytes: int) -> Pinned:
-        """Pinned memory of at least so many bytes."""
+        """Returns pinned memory of at least `nbytes`."""
         length = _PINNED_BYTES_MIN
         while length < nbytes:
             length *= 2
@@ -137,7 +138,7 @@ class Staging:
         return Pinned(address, free)
 
     def wait(self, gpu: int, event: int, until: float | None) -> bool:
-        """Copy.is_done()"""
+        """Waits for an event as Copy.is_done() does."""
         begin = time.monotonic()
         with self._driver.context(gpu):
             if until is None:
@@ -152,7 +153,7 @@ class Staging:
         return True
 
     def settle(self, place: Place) -> None:
-        """Waits for what the framework's stream has been given by now."""
+        """Waits for the work that the framework's stream has by now."""
         with self._lock, self._driver.context(place.gpu):
             event = self._event(place.gpu)
             self._driver.record(event, place.stream())
@@ -161,7 +162,7 @@ class Staging:
             self._events[place.gpu].append(event)
 
     def leave(self, gpu: int, event: int, pinned: Pinned) -> None:
-        """Nobody waits for the copy any more. Called where any lock may be held."""
+        """Takes back a copy that nobody waits for. Callers may hold any lock, so it takes none."""
         self._left.append((gpu, event, pinned))
 
     def _recorded(self, gpu: int, stream: int, pinned: Pinned) -> Copy:
@@ -174,7 +175,7 @@ class Staging:
         return events.pop() if events else self._driver.new_event()
 
     def _collect(self) -> None:
-        """Takes back what was left, as far as the GPU is done with it."""
+        """Frees the events and memory of copies that were left and that are done by now."""
         for _ in range(len(self._left)):
             gpu, event, pinned = left = self._left.popleft()
             with self._driver.context(gpu):

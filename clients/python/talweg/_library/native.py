@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libtalweg.so through ctypes: its calls, with statuses turned into exceptions.
+"""libtalweg.so through ctypes: the calls of talweg.h, with statuses turned into exceptions.
 
 Nothing here knows arrays: tensors are numbers, memory is an address. ctypes lets other Python
 threads run during every call.
@@ -38,11 +38,11 @@ _PENDING = 17
 _BROADCAST = 6
 _WHOLE = 1
 _EVENTS_LOST = 20
-# Many times what it takes to agree on so many.
+# A slice is many times the time that the ranks need to agree on so many tensors.
 _DECLARE_SLICE_NS = 1_000_000_000
 _DECLARED_AT_ONCE = 1024
 
-# By talweg_status: all that end a call.
+# The exceptions by talweg_status. TALWEG_PENDING and TALWEG_EVENTS_LOST have none here.
 EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
     1: errors.Timeout,
     2: errors.InvalidArgument,
@@ -66,17 +66,17 @@ EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
 
 
 class EventsLost(Exception):
-    """The agent has opened a GPU again: place the tensor once more, and push what is open."""
+    """The agent has opened a GPU again. Place the tensor again, and push its open round again."""
 
 
-# How much is said of whom a round waits for, and for how long the agent is asked.
+# The bytes of a text that says whom a round waits for, and how long the agent may take to tell.
 _WAITS_BYTES = 1024
 _WAITS_NS = 1_000_000_000
 
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 
-# name: (result, arguments), as in talweg.h.
+# The result and the arguments of each function, as in talweg.h.
 _PROTOTYPES = {
     "talweg_version": (ctypes.c_char_p, []),
     "talweg_abi_version": (_u32, []),
@@ -158,11 +158,11 @@ _ABI_MAJOR = 1
 
 
 def places_of(package: str, name: str) -> list[Path]:
-    """Where a library may be: inside the wheel, or in Bazel's output beside the sources.
+    """Returns the paths where a library may be: in the wheel, or in Bazel's output.
 
-    `package` is the one that builds it, such as clients/c.
+    `package` is the folder that builds it, such as clients/c.
     """
-    # Bazel's runfiles are links into the source tree: look along both paths.
+    # Bazel's runfiles are links into the source tree, so both paths are searched.
     here, source = Path(__file__).absolute(), Path(__file__).resolve()
     found = [source.parents[1] / "lib" / name]
     for parent in [*here.parents, *source.parents]:
@@ -208,7 +208,7 @@ _library: ctypes.CDLL | None = None
 
 
 def library() -> ctypes.CDLL:
-    """The loaded library; the first call looks for it."""
+    """Returns the loaded library. The first call finds and loads it."""
     global _library
     if _library is None:
         _library = _load()
@@ -216,19 +216,19 @@ def library() -> ctypes.CDLL:
 
 
 class Connection(ExchangeCalls, GpuCalls):
-    """A talweg_client. Any thread may call any method; close() ends the others' waits."""
+    """A talweg_client. Any thread may call any method. close() ends the waits of other threads."""
 
-    # Why this rank may push nothing yet; None: it may.
+    # Why this rank may not push yet; None if it may.
     refusal: str | None = None
-    # It may not declare what is for all ranks either: its node takes part in no steps.
+    # Set while this rank's node takes part in no steps. Then it may not declare tensors either.
     is_standby = False
-    # Ends the names of tensors that depend on ranks' numbers, once these have changed.
+    # The end of the names of tensors that depend on ranks' numbers, after these have changed.
     view_suffix = ""
-    # Another one has taken its place, as its agent is lost.
+    # Set when its agent is lost and another Connection has taken its place.
     _is_retired = False
-    # Code in another language knows its address.
+    # Set when code in another language knows the client's address.
     _is_lent = False
-    # Called by a thread that has waited for a while.
+    # Called by a thread between two slices of a wait.
     attend: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
@@ -248,7 +248,7 @@ class Connection(ExchangeCalls, GpuCalls):
         options.standby = standby
         options.timeout_ns = nanoseconds(timeout_s)
         self._check(self._library.talweg_connect(ctypes.byref(options), ctypes.byref(self._handle)))
-        # A child's copy of the socket is closed by its first call, so that it holds nobody's attention.
+        # A child's first call closes its copy of the socket, so the copy keeps no connection open.
         after_fork = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (call := after_fork()) and call())
         self.rank = int(self._library.talweg_rank(self._handle))
@@ -260,10 +260,10 @@ class Connection(ExchangeCalls, GpuCalls):
         self._library.talweg_health(self._handle)
 
     def retire(self) -> None:
-        """Its agent is lost, and nothing is pushed by it any more.
+        """Marks the connection as replaced, after its agent is lost. Nothing pushes by it any more.
 
-        Its memory goes with the last reference to it. One is in whatever shows that memory, and in
-        each thread that is in a call.
+        Its memory is freed with the last reference. Whatever shows that memory holds one, and so
+        does each thread that is in a call.
         """
         self._is_retired = True
 
@@ -288,20 +288,20 @@ class Connection(ExchangeCalls, GpuCalls):
             raise errors.NotSynchronized(self.refusal)
 
     def _check_names(self) -> None:
-        """The library would refuse them, too, and name calls of talweg.h."""
+        """Raises the error of Python; the library's would name calls of talweg.h."""
         if self.is_standby:
             self._check_pushes()
 
     def _in_slices(self, call: Callable[[int], int], slice_ns: int = WAIT_SLICE_NS) -> None:
-        """`call` of a time limit, again and again until it ends by itself: a signal (Ctrl-C) is
-        handled between calls only.
+        """Repeats `call`, with a time limit, until it ends by itself. Python handles a signal, such
+        as Ctrl-C, only between two calls.
         """
         while (status := call(slice_ns)) == TIMEOUT:
             self.attend()
         self._check(status)
 
     def _until(self, wait: Callable[[int], int], end: float | None) -> bool:
-        """Whether `wait`, of so many nanoseconds, succeeds before time.monotonic() passes `end`."""
+        """Repeats `wait`, of nanoseconds. Does it succeed before time.monotonic() passes `end`?"""
         slice_ns = WAIT_SLICE_NS
         while True:
             if end is not None:
@@ -317,11 +317,11 @@ class Connection(ExchangeCalls, GpuCalls):
             self.attend()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Says goodbye. The client's memory stays: another thread may still be on its way out."""
+        """Says goodbye. The client's memory stays, as another thread may still be in a call."""
         self._library.talweg_shutdown(self._handle, nanoseconds(timeout_s))
 
     def check_health(self) -> None:
-        """Raises why rounds cannot go on, if they cannot; asks the socket."""
+        """Raises the reason if rounds cannot go on. Asks the agent's socket."""
         self._check(self._library.talweg_health(self._handle))
 
     def declare_all(
@@ -330,9 +330,9 @@ class Connection(ExchangeCalls, GpuCalls):
         on_gpu: bool = False,
         in_place: bool = False,
     ) -> list[int]:
-        """Name, dtype, op, root rank, count and priority of each.
+        """Declares tensors: name, dtype, op, root rank, count and priority of each.
 
-        Those that are pushed from GPUs get their events from gpu_place().
+        Tensors that are pushed from GPUs get their events from gpu_place().
         """
         self._check_names()
         library = self._library
@@ -366,7 +366,7 @@ class Connection(ExchangeCalls, GpuCalls):
             )
         )
         tensors = (_u32 * count)()
-        # A later call asks for all of them again; what is agreed on by then is answered at once.
+        # A later slice asks for all of them again, and gets at once what is agreed on by then.
         self._in_slices(
             lambda slice_ns: declare_all(self._handle, array, count, slice_ns, tensors),
             _DECLARE_SLICE_NS,
@@ -385,7 +385,7 @@ class Connection(ExchangeCalls, GpuCalls):
         priority: int = 0,
         side: bool = False,
     ) -> int:
-        """`shares`: what each rank gives and gets. `ranks`: the group, none for all ranks."""
+        """`shares`: what each rank gives and gets. `ranks`: the group; empty for all ranks."""
         if not side:
             self._check_names()
         collective = Collective(
@@ -419,10 +419,10 @@ class Connection(ExchangeCalls, GpuCalls):
         priority: int = 0,
         signature: int = 0,
     ) -> int:
-        """`lengths`: the bytes of each part that this rank gives; None: all are full. `address`:
-        where, or they.
+        """Pushes parts and returns the round. `address` is where they lie, or their bytes.
 
-        `signature`: what the round is of, the same number at all ranks; 0: nobody says.
+        `lengths` are the bytes of each part that this rank gives; None: all are full. `signature`
+        says what the round is of, and must be equal at all ranks; 0: this rank does not say.
         """
         self._check_pushes()
         round_ = _u64()
@@ -445,9 +445,9 @@ class Connection(ExchangeCalls, GpuCalls):
     def wait_parts(
         self, tensor: int, round_: int, out: int, out_bytes: int, end: float | None = None
     ) -> bool:
-        """Copies the parts that this rank gets to `out`, one after another.
+        """Waits, and copies the parts that this rank gets to `out`, one after another.
 
-        False: time.monotonic() has passed `end` before the round was over; it stays open.
+        False: time.monotonic() passed `end` before the round was over. The round stays open.
         """
         wait = self._library.talweg_wait_parts
         return self._until(
@@ -456,33 +456,33 @@ class Connection(ExchangeCalls, GpuCalls):
         )
 
     def scale(self, dtype: int, factor: float, source: int, out: int, count: int) -> None:
-        """Each of the elements at `source` times `factor`, to `out`."""
+        """Multiplies each element at `source` by `factor`, and writes it to `out`."""
         self._check(self._library.talweg_scale(dtype, factor, source or None, out or None, count))
 
     def sums_in_place(self, tensor: int) -> bool:
-        """Whether its result comes where its contribution was, without a copy."""
+        """Whether the tensor's result comes into its contribution buffer, without a copy."""
         return bool(self._library.talweg_sums_in_place(self._handle, tensor))
 
     def contribution(self, tensor: int) -> int:
-        """The address of its contribution buffer."""
+        """Returns the address of the tensor's contribution buffer."""
         return int(self._library.talweg_contribution(self._handle, tensor))
 
     def attach(self, tensor: int, address: int) -> None:
-        """Its buffer stands at `address` as well; 0: no more, the last such place is gone."""
+        """Maps the tensor's buffer at `address` too. 0: the last such mapping is gone."""
         self._check(self._library.talweg_attach(self._handle, tensor, address or None))
 
     def detach(self, tensor: int) -> None:
-        """Its last result stays where it is: at the place that it is attached to, if it is, else in
-        its buffer, which lies elsewhere from now on.
+        """Keeps the tensor's last result where it is. Attached memory gets the bytes for itself;
+        else the old buffer keeps them, and the tensor's buffer moves.
         """
         self._check(self._library.talweg_detach(self._handle, tensor))
 
     def push_pull(self, tensor: int, address: int, priority: int) -> int:
-        """`address` 0: of what lies in the contribution buffer."""
+        """Pushes the tensor; returns the round. `address` 0: it is in the contribution buffer."""
         self._check_pushes()
         round_ = _u64()
         push_pull, wire_priority = self._library.talweg_push_pull, checked_priority(priority)
-        # Only a full ring is waited for, and then nothing has been pushed.
+        # A call waits only while the ring is full, and has pushed nothing then.
         self._in_slices(
             lambda slice_ns: push_pull(
                 self._handle, tensor, address, wire_priority, slice_ns, ctypes.byref(round_)
@@ -496,13 +496,12 @@ class Connection(ExchangeCalls, GpuCalls):
             return False
         if status == _EVENTS_LOST:
             raise EventsLost
-        # A round that has failed is over too: synchronize() tells why.
+        # A round that has failed is over too: synchronize() raises its error.
         return True
 
     def wait(self, tensor: int, round_: int, out: int, timeout_s: float | None) -> None:
-        # In slices, because a signal (Ctrl-C) is handled between calls only. A slice that ends wakes
-        # nobody and loses nothing: the round stays open, and what has been copied to `out` is not
-        # copied again.
+        # Waits in slices, because Python handles a signal (Ctrl-C) only between calls. The end of a
+        # slice wakes nobody: the round stays open, and bytes in `out` are not copied again.
         left_ns = nanoseconds(timeout_s)
         wait = self._library.talweg_wait
         while True:
@@ -519,20 +518,20 @@ class Connection(ExchangeCalls, GpuCalls):
 
     def barrier(self) -> None:
         self._check_pushes()
-        # The next call goes on waiting for the same barrier.
+        # The next slice goes on waiting for the same barrier.
         self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
 
     # ----- A descriptor that tells of rounds -----
 
     @property
     def handle(self) -> int:
-        """The address of the talweg_client, for kernels in other languages."""
+        """Returns the talweg_client's address, for kernels in other languages."""
         self._is_lent = True
         return int(self._handle.value or 0)
 
     def completion_fd(self) -> int:
-        """A new descriptor: readable when a round that it watches may be over, and when the
-        client's health has ended. It is the client's, until the process ends.
+        """Returns a new descriptor. It is readable when a round that it watches may be over, and
+        when the client's health has ended. The client owns it, until the process ends.
         """
         fd = ctypes.c_int()
         another = self._library.talweg_another_completion_fd
@@ -540,13 +539,13 @@ class Connection(ExchangeCalls, GpuCalls):
         return fd.value
 
     def watch(self, fd: int, tensor: int, round_: int, tag: int) -> None:
-        """Has completed(fd) return `tag` when the round, which was pushed, is over."""
+        """Makes completed(fd) return `tag` when the round, which was pushed, is over."""
         self._check(self._library.talweg_watch_by(self._handle, fd, tensor, round_, tag))
 
     def completed(self, fd: int, at_most: int = 64) -> list[int]:
-        """The tags of watched rounds that are over, each once. Does not wait.
+        """Returns the tags of watched rounds that are over, each once. Does not wait.
 
-        Raises why the client's health has ended when that has been told of all.
+        When the client's health has ended and all tags were returned, it raises the reason.
         """
         tags, count = (_u64 * at_most)(), ctypes.c_size_t()
         completed = self._library.talweg_completed_by
@@ -554,11 +553,11 @@ class Connection(ExchangeCalls, GpuCalls):
         return tags[: count.value]
 
     def ranks_summed(self, tensor: int) -> int:
-        """How many ranks are in the result that was taken last."""
+        """Returns how many ranks are in the result that was taken last."""
         return int(self._library.talweg_ranks_summed(self._handle, tensor))
 
     def waits_for(self, tensor: int, round_: int) -> str:
-        """Whom the round waits for, for people; empty: nobody that the agent knows of."""
+        """Returns a text that says whom the round waits for; empty if the agent knows nobody."""
         text = ctypes.create_string_buffer(_WAITS_BYTES)
         status = self._library.talweg_waits_for(
             self._handle, tensor, round_, text, len(text), _WAITS_NS
@@ -568,11 +567,11 @@ class Connection(ExchangeCalls, GpuCalls):
     # ----- Steps and membership: talweg.h and docs/elastic.md say what each call means. -----
 
     def end_step(self) -> None:
-        """Returns when the rank may begin the next step."""
+        """Ends a step. Returns when the rank may begin the next one."""
         self._in_slices(lambda slice_ns: self._library.talweg_end_step(self._handle, slice_ns))
 
     def ready(self) -> None:
-        """This rank can take part in steps as soon as its node is let in."""
+        """Says that this rank can take part in steps as soon as its node is let in."""
         self._in_slices(lambda slice_ns: self._library.talweg_ready(self._handle, slice_ns))
 
     def steps_ended(self) -> int:
@@ -582,7 +581,7 @@ class Connection(ExchangeCalls, GpuCalls):
         return int(self._library.talweg_newest_epoch(self._handle))
 
     def membership(self, epoch: int = 0) -> tuple[Membership, list[Member]]:
-        """The view of that epoch, 0 for the newest, and its members by node."""
+        """Returns the view of that epoch (0: the newest), and its members in the order of nodes."""
         room = 64
         while True:
             found, members = Membership(ctypes.sizeof(Membership)), (Member * room)()
@@ -594,7 +593,7 @@ class Connection(ExchangeCalls, GpuCalls):
             room = found.member_count
 
     def follow(self, epoch: int) -> None:
-        """This rank's numbers are those of that view from now on."""
+        """Takes this rank's numbers from that view."""
         self._check(self._library.talweg_follow(self._handle, epoch, -1))
         self.rank = int(self._library.talweg_rank(self._handle))
         self.size = int(self._library.talweg_size(self._handle))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers give, as libtalweg.so takes it; InvalidArgument for what it cannot be told."""
+"""Checks callers' arguments and converts them for libtalweg.so; raises InvalidArgument."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from talweg import errors
 
 NAME_BYTES_MAX = 1024
-# The rest is for what stands after it: the lane, the group and the view.
+# The rest of a name's bytes is for the lane, the group and the view.
 _BEGIN_BYTES_MAX = 700
 
 
 def name_for_tensors(name: str) -> str:
-    """How the names begin of tensors that a program knows nothing of, by that of its call."""
+    """Returns the beginning of the names of a call's tensors. Cuts a long name, adds its digest."""
     encoded = name.encode()
     if len(encoded) <= _BEGIN_BYTES_MAX:
         return name
@@ -24,7 +24,7 @@ def name_for_tensors(name: str) -> str:
 
 
 def whole(what: str, value: Any) -> int:
-    """A whole number, of Python's or another kind; InvalidArgument for anything else."""
+    """Returns a whole number, of Python or another library; raises InvalidArgument for others."""
     try:
         return operator.index(value)
     except TypeError:
@@ -32,7 +32,7 @@ def whole(what: str, value: Any) -> int:
 
 
 def whole_numbers(what: str, values: Any, wanted: str) -> list[int]:
-    """A list of whole numbers; InvalidArgument, which says what is `wanted`, for anything else."""
+    """Returns a list of whole numbers. Raises InvalidArgument for others, and names `wanted`."""
     try:
         return [operator.index(value) for value in values]
     except TypeError:
@@ -40,12 +40,12 @@ def whole_numbers(what: str, values: Any, wanted: str) -> list[int]:
 
 
 def nanoseconds(timeout_s: float | None) -> int:
-    """As the library takes it; negative: without limit. InvalidArgument for no time."""
+    """Returns nanoseconds, -1 for no limit; raises InvalidArgument if it is no time."""
     if timeout_s is None:
         return -1
     try:
         is_time = bool(timeout_s >= 0)
-    except (TypeError, ValueError, RuntimeError):  # A text; an array of several.
+    except (TypeError, ValueError, RuntimeError):  # As for a text, or an array of several.
         is_time = False
     if not is_time:
         raise errors.InvalidArgument(
@@ -66,24 +66,24 @@ def encode(name: str) -> bytes:
 
 
 def within(what: str, value: int, lowest: int, highest: int) -> int:
-    """Else ctypes would cut it down to another number."""
+    """Returns the value; raises InvalidArgument if ctypes would cut it to another number."""
     value = whole(what, value)
     if not lowest <= value <= highest:
         raise errors.InvalidArgument(f"{what} is {value}; it must be {lowest} to {highest}")
     return value
 
 
-# The priority of pushes for whose rounds nobody waits: the agents' stall_ms does not count them.
+# The priority of rounds that nobody waits for. The agents' stall_ms does not count them.
 NOBODY_WAITS = 1 - 2**31
 
 
 def checked_priority(value: int) -> int:
-    # The lowest of 32 bits stands for the priority that was declared.
+    # The lowest number of 32 bits means the priority that was declared.
     return within("priority", value, 1 - 2**31, 2**31 - 1)
 
 
 def check_declaration(name: str, root_rank: int, count: int, priority: int) -> None:
-    """InvalidArgument for what cannot be said to the library."""
+    """Raises InvalidArgument for what the library cannot be told."""
     encode(name)
     checked_priority(priority)
     within("root_rank", root_rank, 0, 2**32 - 1)
@@ -91,7 +91,7 @@ def check_declaration(name: str, root_rank: int, count: int, priority: int) -> N
 
 
 def check_name_and_priority(name: str, priority: int) -> None:
-    """InvalidArgument for what no tensor has, before anything is pushed."""
+    """Raises InvalidArgument if no tensor can have this name or priority, before any push."""
     nbytes = len(encode(name))
     if not 1 <= nbytes <= NAME_BYTES_MAX:
         raise errors.InvalidArgument(

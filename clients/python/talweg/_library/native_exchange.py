@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of talweg_exchange.h: parts that lie apart, and a whole call in one."""
+"""The calls of talweg_exchange.h: parts that lie apart, and a whole exchange in one call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes
 
 EXCHANGE_BYTES_MAX = 16384
 TIMEOUT = 1
-# A signal (Ctrl-C) is handled between calls only.
+# Python handles a signal (Ctrl-C) only between two calls.
 WAIT_SLICE_NS = 200_000_000
 
 # name: (result, arguments), as in talweg_exchange.h.
@@ -58,7 +58,7 @@ PROTOTYPES = {
 
 
 class ExchangeCalls:
-    """What a Connection has of them."""
+    """A Connection's calls of talweg_exchange.h."""
 
     _handle: Any
     _library: Any
@@ -68,7 +68,7 @@ class ExchangeCalls:
     _until: Callable[[Callable[[int], int], float | None], bool]
 
     def parts_held(self, tensor: int) -> int:
-        """How many parts its contribution has room for."""
+        """Returns how many parts the contribution has room for."""
         return int(self._library.talweg_parts_held(self._handle, tensor))
 
     def push_places(
@@ -79,8 +79,9 @@ class ExchangeCalls:
         own: int = 0,
         priority: int = 0,
     ) -> int:
-        """Parts that lie at `places`. `own`: where the one goes that this rank gives itself; 0: it
-        is taken with the others.
+        """Pushes the parts that lie at `places`, with `lengths` in bytes, and returns the round.
+
+        `own` is where this rank's part for itself is copied. 0: it is taken with the others.
         """
         self._check_pushes()
         count, round_ = len(places), _u64()
@@ -109,7 +110,7 @@ class ExchangeCalls:
         rooms: Sequence[int],
         end: float | None = None,
     ) -> bool:
-        """As wait_parts, of parts that go to `places`, with room for so many bytes each."""
+        """Does as wait_parts(). The parts go to `places`, which have room for `rooms` bytes."""
         count = len(places)
         addresses, lengths = (ctypes.c_void_p * count)(*places), (_u64 * count)(*rooms)
         wait = self._library.talweg_wait_places
@@ -118,8 +119,9 @@ class ExchangeCalls:
         )
 
     def exchange(self, tensor: int, call: Any, round_at: Any, alike_at: Any, round_: Any) -> bool:
-        """talweg_exchange, of a call, its round and its outcome, the first three as ctypes.byref()
-        gives them. False: the round is pushed, and not complete after a while.
+        """Calls talweg_exchange; True: the exchange is complete. False: its round is pushed.
+
+        `call`, `round_at` and `alike_at` are made by ctypes.byref(); `round_at` points to `round_`.
         """
         self._check_pushes()
         exchange = self._library.talweg_exchange
@@ -132,5 +134,5 @@ class ExchangeCalls:
                 return False
 
     def finish_exchange(self, tensor: int, call: Any, alike_at: Any) -> None:
-        """talweg_finish_exchange, for a round that wait_parts has taken."""
+        """Calls talweg_finish_exchange, for a round that wait_parts() has taken."""
         self._check(self._library.talweg_finish_exchange(self._handle, tensor, call, alike_at))

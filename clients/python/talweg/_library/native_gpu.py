@@ -46,7 +46,7 @@ PROTOTYPES = {
 
 
 class GpuCalls:
-    """What a Connection has of them."""
+    """A Connection's calls of talweg_gpu.h."""
 
     _handle: Any
     _library: Any
@@ -74,9 +74,9 @@ class GpuCalls:
         self._check(self._library.talweg_gpu_unexport(self._handle, buffer, -1))
 
     def gpu_place(self, tensor: int, buffer: int, signature: int) -> tuple[bytes, bytes]:
-        """Returns the handles of the tensor's events `pushed` and `taken`, once more or of others.
+        """Returns the handles of the tensor's events `pushed` and `taken`, old ones or new.
 
-        `signature`: that of each round which is pushed from then on.
+        Each round that is pushed from then on has this `signature`.
         """
         pushed = ctypes.create_string_buffer(_HANDLE_BYTES)
         taken = ctypes.create_string_buffer(_HANDLE_BYTES)

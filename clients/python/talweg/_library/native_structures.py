@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structures of talweg.h, as ctypes has them."""
+"""The structures of talweg.h and talweg_exchange.h, for ctypes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Options(ctypes.Structure):
 
 
 class Declaration(ctypes.Structure):
-    """talweg_declaration."""
+    """The layout of talweg_declaration."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -33,7 +33,7 @@ class Declaration(ctypes.Structure):
 
 
 class Collective(ctypes.Structure):
-    """talweg_collective."""
+    """The layout of talweg_collective."""
 
     _fields_ = [
         ("struct_bytes", ctypes.c_size_t),
@@ -54,7 +54,7 @@ MEMBER_STANDBY = 1
 
 
 class Member(ctypes.Structure):
-    """talweg_member: one node's agent in the job."""
+    """The layout of talweg_member: one node's agent in the job."""
 
     _fields_ = [
         ("node", ctypes.c_uint32),
@@ -65,7 +65,7 @@ class Member(ctypes.Structure):
 
 
 class Membership(ctypes.Structure):
-    """talweg_membership."""
+    """The layout of talweg_membership."""
 
     _fields_ = [
         ("struct_bytes", ctypes.c_size_t),
@@ -82,7 +82,7 @@ class Membership(ctypes.Structure):
 
 
 class ExchangeCall(ctypes.Structure):
-    """talweg_exchange_call."""
+    """The layout of talweg_exchange_call."""
 
     _fields_ = [
         ("struct_bytes", ctypes.c_size_t),

@@ -220,7 +220,7 @@ class Connection(ExchangeCalls, GpuCalls):
 
     # Why this rank may not push yet; None if it may.
     refusal: str | None = None
-    # Set while this rank's node takes part in no steps. Then it may not declare tensors either.
+    # Set while this rank's node takes part in no steps. It may declare nothing for all ranks then.
     is_standby = False
     # The end of the names of tensors that depend on ranks' numbers, after these have changed.
     view_suffix = ""

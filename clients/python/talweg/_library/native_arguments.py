@@ -15,7 +15,7 @@ _BEGIN_BYTES_MAX = 700
 
 
 def name_for_tensors(name: str) -> str:
-    """Returns the beginning of the names of a call's tensors. Cuts a long name, adds its digest."""
+    """Returns how the names of a call's tensors begin. A long name is cut, and gets a digest."""
     encoded = name.encode()
     if len(encoded) <= _BEGIN_BYTES_MAX:
         return name

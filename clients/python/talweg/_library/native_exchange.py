@@ -119,7 +119,7 @@ class ExchangeCalls:
         )
 
     def exchange(self, tensor: int, call: Any, round_at: Any, alike_at: Any, round_: Any) -> bool:
-        """Calls talweg_exchange; True: the exchange is complete. False: its round is pushed.
+        """Calls talweg_exchange. True: the exchange is over. False: it is pushed, but not over.
 
         `call`, `round_at` and `alike_at` are made by ctypes.byref(); `round_at` points to `round_`.
         """

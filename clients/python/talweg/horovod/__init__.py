@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's surface over Talweg's client: `import talweg.horovod.torch as hvd`.
+"""Horovod's interface over Talweg's client: `import talweg.horovod.torch as hvd`.
 
-The wheel talweg-horovod puts the name `horovod` into place. docs/horovod.md says what differs.
+The wheel talweg-horovod makes it importable as `horovod`. docs/horovod.md says what differs.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ from talweg.horovod._run import run
 
 __all__ = ["__version__", "run"]
 
-# The Horovod whose surface this is: programs ask for features by it.
+# The version of Horovod with this interface. Programs look up features by it.
 __version__ = "0.28.1"

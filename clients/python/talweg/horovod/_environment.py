@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every environment variable of Horovod, and what it does here. docs/horovod.md shows this table."""
+"""All environment variables of Horovod, and what each does here. docs/horovod.md shows them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LOG_LEVELS = {
     "error": "ERROR",
     "fatal": "CRITICAL",
 }
-# Any case, as Horovod takes it.
+# Horovod accepts upper and lower case.
 _LEVEL = Kind(
     "trace, debug, info, warning, error or fatal", lambda text: text.lower() in LOG_LEVELS
 )
-# Horovod counts any value but 0 and nothing as set.
+# Horovod takes every value but 0 and the empty one for set.
 _FLAG = Kind("0 or 1", lambda text: text.lower() in ("0", "1", "true", "false"))
 
 
@@ -150,7 +150,7 @@ _OTHERS = [
     _none("DISABLE_NVTX_RANGES", _FLAG, "0", "There are no NVTX ranges."),
 ]
 
-# The longest that an agent takes.
+# The highest value that an agent accepts.
 _STALL_MAX_S = 7 * 24 * 3600
 
 TABLE = Table(
@@ -161,7 +161,7 @@ TABLE = Table(
 
 
 def agent_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the variables ask of a node's agent, in the agent's own; what is set there wins."""
+    """Returns the agent's variables for Horovod's ones. Agent's variables that are set win."""
     if TABLE.switch(environment, "HOROVOD_STALL_CHECK_DISABLE"):
         return {"TALWEG_STALL_NOTICE_MS": "0"}
     told = {}

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovodrun starts for each rank: sets HOROVOD_RANK and its kin, then becomes COMMAND.
+"""The program that horovodrun starts for each rank. It sets HOROVOD_RANK and the like, and then
+becomes COMMAND.
 
     python _rank.py HOSTS COMMAND...
 
-HOSTS are `name:slots,...`, which ranks fill in order; empty where hosts come and go, and the numbers
-of ranks with them: hvd.init() sets these.
-A file, not a module: importing the package would cost every rank its start again.
+HOSTS are `name:slots,...`, which ranks fill in order. They are empty if hosts come and go. Then the
+ranks' numbers change too, and hvd.init() sets them. This is a file and no module, because importing
+the package here would add that time to the start of every rank.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 
 
 def places(hosts: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """A rank's place, by the names without HOROVOD_, from what `talweg run` has told it."""
+    """Returns a rank's variables, without HOROVOD_, from the variables of `talweg run`."""
     local = int(environment["LOCAL_RANK"])
     found = {"LOCAL_RANK": str(local), "LOCAL_SIZE": environment["LOCAL_WORLD_SIZE"]}
     if not hosts:

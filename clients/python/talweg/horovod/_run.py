@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovod.run(): calls a function on ranks of its own, here or on other hosts."""
+"""horovod.run(): calls a function on new ranks, on this host or on others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from talweg.errors import InvalidArgument, Unsupported
 
 
 def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
-    """By cloudpickle where it is installed, so that lambdas and functions of a notebook go, too."""
+    """Pickles the call, by cloudpickle if it is installed, so lambdas can be sent as well."""
     data = by_cloudpickle((function, args, kwargs))
     if data is not None:
         return data
@@ -36,7 +36,7 @@ def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
     return data
 
 
-# What programs look for in the text of an error.
+# Programs look for this in the text of an error.
 FAILED = "Horovod detected that one or more processes exited with non-zero status"
 
 _ELASTIC = (
@@ -51,7 +51,7 @@ _ELASTIC = (
 )
 
 
-# The names of the parameters are Horovod's, `hosts` among them.
+# The names of the parameters are Horovod's.
 def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -83,12 +83,12 @@ def run(
 ) -> list[Any]:
     """Calls func(*args, **kwargs) on each of `num_proc` ranks; returns the results by rank.
 
-    The ranks are new processes, on this host or on `hosts` ("a:2,b:2"), by ssh. ValueError for
-    arguments that do not fit together, Unsupported for those of elastic jobs, RuntimeError when a
-    rank fails: it names the rank.
+    The ranks are new processes, on this host or on `hosts` ("a:2,b:2") by ssh. Raises ValueError
+    for arguments that do not fit together, InvalidArgument if `func` cannot be sent, Unsupported
+    for arguments of elastic jobs, and RuntimeError, which names the rank, if a rank fails.
     """
     given = locals()
-    from talweg.horovod import runner  # Which has run() as well.
+    from talweg.horovod import runner  # It imports this module for its own run().
 
     for name in _ELASTIC:
         if given[name] is not None:
@@ -120,7 +120,7 @@ def run(
     launch = runner.launch_of(runner.parse(line))
     launch.files = {"function": _pickled(func, tuple(args), dict(kwargs or {}))}
     launch.python = python
-    # What this program imports, its ranks import.
+    # The ranks import from the same places as this program.
     paths = [os.path.abspath(path) for path in sys.path]
     launch.environment = {**launch.environment, "PYTHONPATH": os.pathsep.join(paths)}
     outcome = start(launch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank of horovod.run() is: calls the function and leaves its result."""
+"""The program of each rank of horovod.run(): calls the function and writes its result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def _forget_own_directory() -> None:
-    """Python looks there first for what a program imports, and it has a `torch` and a `keras`."""
+    """Removes this folder from sys.path: its `torch` and `keras` would hide the real ones."""
     own = Path(__file__).resolve().parent
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != own]
 

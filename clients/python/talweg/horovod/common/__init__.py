@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovod.common."""
+"""The part of horovod that all frameworks share."""

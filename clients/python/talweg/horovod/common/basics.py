@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init, shutdown, ranks and what Horovod was built with, for all frameworks."""
+"""init(), shutdown(), the ranks, and what Horovod was built with, for all frameworks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _Result = TypeVar("_Result")
 
 @dataclass
 class _Life:
-    """What is known of a job from init() on."""
+    """What this process knows of its job after init()."""
 
-    # The number of ranks of each node. None: nodes come and go.
+    # The number of ranks of each node. None: nodes may come and go.
     fixed_nodes: list[int] | None
     records: bool = False
     timeline: Timeline | None = None  # Only rank 0 has one.
@@ -76,8 +76,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def _tell_agent(log: logging.Logger) -> None:
-    """Sets the variables for an agent that init() starts. Warns if the agent already runs, and
-    whoever started it has not set them.
+    """Sets the variables for an agent that init() starts. Warns if the agent already runs without
+    them.
     """
     told = agent_variables(os.environ)
     missing = [f"{name}={value}" for name, value in told.items() if name not in os.environ]
@@ -92,7 +92,7 @@ def _tell_agent(log: logging.Logger) -> None:
 
 
 def _tell_numbers() -> None:
-    """Sets variables for programs that read them: horovodrun did not know ranks' numbers."""
+    """Sets variables for programs that read them. horovodrun did not know the ranks' numbers."""
     if "HOROVOD_LOCAL_RANK" in os.environ:
         os.environ["HOROVOD_RANK"] = str(talweg.rank())
         os.environ["HOROVOD_SIZE"] = str(talweg.size())
@@ -248,7 +248,10 @@ def op_of(op: int | None, average: bool | None, operation: str) -> Op:
 
 
 def resolve(op: int | None, average: bool | None) -> int | None:
-    """Horovod's rule for the two arguments: the one or the other; `average` is deprecated."""
+    """Applies Horovod's rule for the two arguments: one of them at most. `average` is deprecated.
+
+    Raises ValueError if both are given.
+    """
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if average is not None:
@@ -261,8 +264,8 @@ def resolve(op: int | None, average: bool | None) -> int | None:
 
 
 def internal(call: Callable[[], _Result]) -> _Result:
-    """Returns the result of `call`. Raises Talweg's failures as Horovod's, and the caller's
-    mistakes as ValueError.
+    """Returns the result of `call`. Raises the caller's mistakes as ValueError, and all other
+    errors of Talweg as HorovodInternalError.
     """
     try:
         return call()
@@ -286,9 +289,10 @@ def _begin_timeline() -> None:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Rank 0 writes what it takes to the file, from now on until stop_timeline().
+    """Makes rank 0 write its operations to the file, from now on until stop_timeline().
 
-    `mark_cycles`: it also marks when an operation begins and no other is under way.
+    `mark_cycles` also marks when an operation begins while no other is under way. Raises ValueError
+    if HOROVOD_TIMELINE is not set.
     """
     life = _ready()
     if not TABLE.value(os.environ, "HOROVOD_TIMELINE"):
@@ -303,7 +307,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends the timeline; after that the file is JSON."""
+    """Ends the timeline; after that the file is JSON. Raises ValueError if there is no timeline."""
     life = _ready()
     if not life.records:
         raise ValueError("No timeline is being recorded; call hvd.start_timeline() first.")
@@ -313,10 +317,10 @@ def stop_timeline() -> None:
         timeline.end()
 
 
-# ----- what programs read that know Horovod's own code -----
+# ----- For programs that know Horovod's own code -----
 
 
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """By id: the ranks of all process sets that are registered."""
+    """Returns the ranks of all registered process sets, by the set's id."""
     _ready()
     return sets.ids_and_ranks()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's elastic State and run, over talweg.State: docs/horovod.md."""
+"""Horovod's elastic State and run, made of talweg.State: docs/horovod.md."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["ObjectState", "State", "run_fn"]
 
 
 class State(TalwegState):
-    """The values that all ranks of an elastic job share. Nodes come and go in commit()."""
+    """The values that all ranks of an elastic job share. Nodes may come and go in commit()."""
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any) -> None:
-        """`bcast_object` and `get_rank` are Horovod's; the state is transferred without them."""
+        """`bcast_object` and `get_rank` are Horovod's, and have no effect."""
         super().__init__(**kwargs)
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._has_begun = False
         self.save()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """An attribute that the State was not given belongs to this rank only, as with Horovod."""
+        """Sets a shared value, or, for any other name, an attribute of this rank only."""
         if name in self.__dict__.get("_values", {}):
             super().__setattr__(name, value)
         else:
             object.__setattr__(self, name, value)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Registers calls for after each change of the membership, also at a rank that enters by
-        it.
+        """Registers functions to call after each change of the membership. A rank that enters by
+        the change calls them too.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -45,19 +45,19 @@ class State(TalwegState):
             callback()
 
     def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
-        """Does nothing. Horovod's driver calls it; here the ranks hear of nodes in commit()."""
+        """Does nothing. Horovod's driver calls it. Here ranks learn of nodes in commit()."""
 
     def reset(self) -> None:
         """Does nothing. Subclasses may override it."""
 
     def sync(self) -> None:
-        """Gives every rank the values of the lowest rank that was there before."""
+        """Gives every rank the values of the lowest rank of those that were there before."""
         self.begin()
         self._has_begun = True
         self.save()
 
     def counters(self) -> int | None:
-        """A program that commits in some steps only may have values of its own in between."""
+        """Returns None: a program that does not commit in every step may change values between."""
         return None
 
     def commit(self) -> None:
@@ -68,14 +68,14 @@ class State(TalwegState):
     def check_host_updates(self) -> None:
         """Ends a step. Raises HostsUpdatedInterrupt if nodes have come or gone."""
         change = self.end_step()
-        # A job whose aggregators have changed has the same ranks as before.
+        # If only aggregators have changed, the ranks are the same as before.
         if change is not None and (change.lost or change.joined):
-            # A rank that has come has the state already.
+            # A rank that has come has the job's values already.
             raise HostsUpdatedInterrupt(skip_sync=True)
 
 
 class ObjectState(State):
-    """State of objects that can be pickled."""
+    """A State of objects that can be pickled."""
 
 
 def run_fn(
@@ -83,9 +83,10 @@ def run_fn(
     reset: Callable[[], Any] | None = None,
     aborted: type[Exception] = Aborted,
 ) -> Callable[..., Any]:
-    """hvd.elastic.run: calls `func(state, ...)` until it returns, and again after each change.
+    """Makes hvd.elastic.run: a function that calls `func(state, ...)` again after each change.
 
-    `aborted` is the framework's error for a round that all ranks gave up.
+    It returns what `func` returns. `aborted` is the framework's error for a round that all ranks
+    have given up.
     """
 
     @functools.wraps(func)
@@ -108,9 +109,9 @@ def _run(
     while True:
         try:
             if syncs:
-                # Before on_reset(), which asks for the number of ranks, and may reduce.
+                # It comes before on_reset(), which asks for the number of ranks, and may reduce.
                 state.sync()
-                # A joiner has the state from before the others' on_reset(), which they call now.
+                # A joiner got the state from before the others' on_reset(), which they run now.
                 resets = resets or state.joined
             if resets:
                 state.on_reset()
@@ -120,7 +121,7 @@ def _run(
         except Exception as error:
             is_lost = outlive.agent_is_lost()
             if not is_lost and not _is_one_of(error, aborted):
-                raise  # No other rank is there to go on with.
+                raise  # The error is this rank's own: no other rank would restore its state.
             if is_lost:
                 outlive.rejoin()
             state.restore()
@@ -130,7 +131,7 @@ def _run(
 
 
 def _is_one_of(error: Exception, aborted: tuple[type[Exception], ...]) -> bool:
-    """Whether it says that a round was given up: all ranks go on from their last commit."""
+    """Whether a round was given up. If so, all ranks restore their last commit."""
     if isinstance(error, aborted) or isinstance(error.__cause__, aborted):
         return True
     return outlive.is_given_up(error)

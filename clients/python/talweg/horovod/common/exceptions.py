@@ -9,7 +9,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or gone (elastic)."""
+    """Hosts have come or gone in an elastic job. With `skip_sync` the ranks need no sync()."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""join(), for all frameworks."""
+"""join() for all frameworks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def _own_sets() -> Iterable[talweg.ProcessSet]:
 
 
 def begin() -> None:
-    """init(): from now on ranks that have joined hear which names are used."""
+    """Called by init(): from now on joined ranks learn which names the others use."""
     global _announcements
     client = _client.current()
     _announcements = None
-    if client.size > 1 or client.nodes_change:  # Ranks may come that have them.
+    if client.size > 1 or client.nodes_change:  # One rank alone needs it if others may come.
         _announcements = Announcements(client, _own_sets)
 
 
 def _begin_anew(_: _client.Client) -> None:
-    """With the client that comes after another: this keeps nothing of that one."""
+    """Starts again with a new client, and keeps nothing of the earlier one."""
     if _announcements is not None:
         begin()
 
@@ -40,7 +40,10 @@ _client.call_when_replaced(_begin_anew)
 
 
 def join() -> int:
-    """Gives zeros to the others' reductions until all ranks have joined; the last one to do so."""
+    """Gives zeros to the others' reductions until all ranks have joined; returns the last one.
+
+    Raises InvalidArgument while this rank has open handles.
+    """
     client, life = _client.current(), session.current()
     if life.has_open:
         raise InvalidArgument(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process sets: who takes part in an operation."""
+"""Process sets, which say what ranks take part in an operation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ProcessSet:
         self._members: talweg.ProcessSet | None = None
 
     def size(self) -> int | None:
-        """How many ranks it has; None until it is registered."""
+        """The number of its ranks; None before it is registered."""
         return None if self.process_set_id is None else len(self.ranks or [])
 
     def rank(self) -> int | None:
-        """This process's place in it; None until it is registered. ValueError for outsiders."""
+        """This process's place in it; None before it is registered. Outsiders get ValueError."""
         if self.process_set_id is None:
             return None
         if not self.included():
@@ -42,7 +42,7 @@ class ProcessSet:
         return (self.ranks or []).index(talweg.rank())
 
     def included(self) -> bool | None:
-        """Whether this process is in it; None until it is registered."""
+        """Whether this process is in it; None before it is registered."""
         return None if self.process_set_id is None else talweg.rank() in (self.ranks or [])
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class ProcessSet:
 
 
 class _Global(ProcessSet):
-    """All ranks, with id 0."""
+    """The set of all ranks. Its id is 0."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -84,7 +84,7 @@ _dynamic = False
 
 
 def reset(process_sets: Any) -> None:
-    """What init() does with its argument, for a new life of the client."""
+    """Forgets all sets, and registers those that were given to init()."""
     global _dynamic
     for known in _registered.values():
         known.process_set_id = None
@@ -99,7 +99,7 @@ def reset(process_sets: Any) -> None:
 
 
 def ids_and_ranks() -> dict[int, list[int]]:
-    """By id: the ranks of all that are registered."""
+    """Returns the ranks of all registered sets, by the set's id."""
     known = {0: global_process_set, **_registered}
     return {number: list(each.ranks or []) for number, each in sorted(known.items())}
 
@@ -131,7 +131,11 @@ def _check_dynamic() -> None:
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Registers a set; every rank calls it, and it returns when all have."""
+    """Registers a set, and returns it when all ranks have called this.
+
+    Raises InvalidArgument if sets are not dynamic, if the ranks pass different sets, or if this set
+    is registered or has wrong ranks.
+    """
     _check_dynamic()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -151,7 +155,11 @@ def remove(process_set: ProcessSet) -> None:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """False for the global set and one that is not registered; every rank calls it."""
+    """Removes a set, when all ranks have called this.
+
+    Returns False for the global set, and for one that is not registered. Raises InvalidArgument if
+    sets are not dynamic.
+    """
     _check_dynamic()
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
@@ -161,8 +169,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def members_of(process_set: ProcessSet, operation: str) -> talweg.ProcessSet | None:
-    """Talweg's set for an operation; None for all ranks. ValueError for outsiders, and for a rank
-    that is in join().
+    """Returns Talweg's set for an operation; None for all ranks.
+
+    Raises InvalidArgument for a set that is not registered, at a rank outside it, and while another
+    thread is in join().
     """
     if _joining.is_serving():
         raise InvalidArgument(

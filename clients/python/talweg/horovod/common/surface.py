@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the module of each framework has of basics.py: the one list of it.
+"""Lists what the module of each framework takes from basics.py.
 
 from talweg.horovod.common import surface
 from talweg.horovod.common.surface import *

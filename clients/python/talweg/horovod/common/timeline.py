@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline that rank 0 writes: a Chrome trace of its operations, an event at a time."""
+"""Writes rank 0's timeline: a Chrome trace of its operations, one event at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from talweg._client import Client, Handle
 
 
 class Timeline:
-    """Writes what a client takes to a file, which Chrome reads also before end(), and JSON after it.
+    """Writes a client's rounds to a file. Chrome reads it at any time; after end() it is JSON.
 
-    Any thread may take; each tensor is a process of the trace.
+    Each tensor is a process of the trace. Any thread may end a round.
     """
 
     def __init__(self, client: Client, path: str, mark_cycles: bool) -> None:
@@ -33,7 +33,7 @@ class Timeline:
         client.watchers.append(self._on_result)
 
     def end(self) -> None:
-        """Makes the file whole."""
+        """Completes and closes the file."""
         if self._on_result in self._client.watchers:
             self._client.watchers.remove(self._on_result)
         with self._lock:

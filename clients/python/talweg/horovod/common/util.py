@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Horovod says of how it was built; nothing is compiled here."""
+"""Answers how Horovod was built. Nothing is compiled here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from talweg.horovod.common import basics
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """False: no operation of Horovod's own runs on a GPU."""
+    """Returns False: no operation of Horovod's own runs on a GPU."""
     return False
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether this package serves the framework."""
+    """Whether this package has a module for the framework."""
     return ext_base_name in ("keras", "mxnet", "tensorflow", "torch")
 
 
@@ -42,7 +42,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version, as "2.6.0", is the target or a later one."""
+    """Whether version `ver`, such as "2.6.0", is `target` or later. ValueError if it is none."""
     return _numbers(ver) >= _numbers(target)
 
 
@@ -51,14 +51,14 @@ def _numbers(version: str) -> tuple[int, ...]:
     if found is None:
         raise ValueError(f"{version!r} is no version: pass one as '2.6.0'")
     numbers = [int(each) for each in found.group().split(".")]
-    while len(numbers) > 1 and numbers[-1] == 0:  # 2.6 is 2.6.0.
+    while len(numbers) > 1 and numbers[-1] == 0:  # 2.6.0 equals 2.6.
         numbers.pop()
     return tuple(numbers)
 
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets environment variables within it; None leaves one as it is."""
+    """Sets environment variables in its context. None leaves a variable as it is."""
     given = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)

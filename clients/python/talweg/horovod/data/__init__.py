@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's loaders of data, and its compute service for tf.data, which are not offered."""
+"""Horovod's data loaders, and its compute service for tf.data. Talweg does not offer them."""
 
 from talweg.horovod._absent import missing
 

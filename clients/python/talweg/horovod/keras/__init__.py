@@ -91,10 +91,10 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedOptimizer() that leaves the gradients of `local_layers` unreduced.
+    """Does as DistributedOptimizer(), but does not reduce the gradients of `local_layers`.
 
-    These are the parameters of Horovod's documentation. Its sources have not the two after `op`: by
-    position either order is understood.
+    The parameters are those of Horovod's documentation. Horovod's code lacks the two after `op`.
+    Arguments may be passed by position in either order.
     """
     if not isinstance(backward_passes_per_step, int) or isinstance(
         average_aggregated_gradients, ProcessSet
@@ -109,7 +109,7 @@ def PartialDistributedOptimizer(
         groups = given_groups
         if not isinstance(
             given_scale, ProcessSet
-        ):  # Else it was left out, or is a set by its name.
+        ):  # A ProcessSet here means that `scale` was left out, or the set was passed by its name.
             process_set, scale_local_gradients = global_process_set, given_scale
         if isinstance(given_set, ProcessSet):
             process_set = given_set
@@ -142,7 +142,7 @@ def allreduce(
 ) -> Any:
     """Returns the reduction of a value over the ranks. With `op`, pass average=None."""
     if average is True and op is None:
-        average = None  # What it is by default is not deprecated.
+        average = None  # The default must not warn that `average` is deprecated.
     return _impl.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What horovod.keras and horovod.tensorflow.keras share."""
+"""The common part of horovod.keras and horovod.tensorflow.keras."""
 
 from __future__ import annotations
 
@@ -77,18 +77,21 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Returns the root's value on every rank."""
+    """Returns the root's value at every rank."""
     return mpi_ops.broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = basics.Average) -> Any:
-    """Returns this rank's rows of the reduction."""
+    """Returns this rank's rows of the reduction, which are in rank order."""
     return mpi_ops.reducescatter(value, op=op, name=name)
 
 
 @operation
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that makes the graph's global variables the root's. RuntimeError when eager."""
+    """Returns the operation that assigns the root's values to the graph's global variables.
+
+    Raises RuntimeError if TensorFlow executes eagerly.
+    """
     variables = _variables.global_variables()
     basics.rank()
     return _variables.assign_from_root(variables, root_rank)

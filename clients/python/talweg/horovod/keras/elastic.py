@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic of horovod.keras and horovod.tensorflow.keras. See docs/horovod.md.
+"""hvd.elastic of horovod.keras and horovod.tensorflow.keras: docs/horovod.md.
 
-The callbacks serve the models of both: tf-keras asks no more of one than that it has the methods.
+The callbacks serve models of both: tf-keras asks of a callback only that it has the methods.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A model that is built, its optimizer, and other values."""
+    """The State of a built model, its optimizer, and other values."""
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)
 
 
 class CommitStateCallback(Hooks, keras.callbacks.Callback):
-    """Commits the state after every `batches_per_commit` batches: nodes come and go there.
+    """Commits the state after every `batches_per_commit` batches. Nodes may come and go there.
 
-    For an epoch's last batch it does so at the epoch's end. It comes after the callbacks that
-    change the state, and warns where it does not, and where it commits an epoch's last batch before
-    the epoch's end, as Keras does not know how many steps the epoch has.
+    It commits after an epoch's last batch only at the epoch's end. It must come after the callbacks
+    that change the state, and warns if it does not. It also warns if Keras does not know how many
+    steps an epoch has, because it then commits the last batch before the epoch's end.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -48,7 +48,7 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
         self.batches_per_commit = batches_per_commit
         self._batches = 0
         self._has_warned = False
-        self._begun: Any = None  # The parameters of the fit() that has begun last.
+        self._begun: Any = None  # The parameters of the latest fit().
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._batches = 0
@@ -61,7 +61,7 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
             self._commit_in_time()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # An epoch that the program has cut short (model.stop_training) ends so, too.
+        # An epoch that the program cuts short (model.stop_training) ends here, too.
         knows_steps = (self.params or {}).get("steps") is not None
         if self._batches == 0 and not knows_steps and not self._has_warned:
             self._has_warned = True
@@ -81,7 +81,7 @@ class CommitStateCallback(Hooks, keras.callbacks.Callback):
         self.state.commit()
 
 
-# Those whose fit() has begun.
+# The callbacks whose fit() has begun.
 _committing: weakref.WeakSet[CommitStateCallback] = weakref.WeakSet()
 
 
@@ -98,9 +98,9 @@ def _require_before_commits(callback: Any) -> None:
 
 
 class UpdateBatchStateCallback(Hooks, keras.callbacks.Callback):
-    """Counts the batches of the epoch in state.batch, which begins with 0 in each epoch.
+    """Counts the batches of the epoch in state.batch, and sets it to 0 at the epoch's end.
 
-    What was done before a change counts on: give fit() so many steps less in that epoch.
+    After a change state.batch keeps what was done: give fit() as many steps less in that epoch.
     """
 
     def __init__(self, state: Any) -> None:
@@ -118,7 +118,7 @@ class UpdateBatchStateCallback(Hooks, keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(Hooks, keras.callbacks.Callback):
-    """Counts the epochs in state.epoch: fit() has so many less to do after a change."""
+    """Counts the epochs in state.epoch. After a change fit() has as many epochs less to do."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer and DistributedTrainer by Horovod's signatures."""
+"""DistributedOptimizer and DistributedTrainer with Horovod's signatures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from talweg.horovod.common.process_sets import ProcessSet, global_process_set, m
 
 
 def _check(gradient_predivide_factor: float, num_groups: int) -> None:
-    """Groups change nothing here: small gradients travel many to a frame."""
+    """Checks the arguments. Groups have no effect: small gradients share frames anyway."""
     if not gradient_predivide_factor > 0:
         raise InvalidArgument(
             f"gradient_predivide_factor is {gradient_predivide_factor}; it must be larger than 0"
@@ -30,15 +30,15 @@ def _check(gradient_predivide_factor: float, num_groups: int) -> None:
 
 
 def _size_of(process_set: ProcessSet) -> int:
-    """How many ranks' gradients are combined now; 1: this rank's alone, as that of an outsider."""
+    """Returns how many ranks' gradients are combined now; 1 for a rank outside the set."""
     return 1 if process_set.included() is False else process_set.size() or 1
 
 
 class DistributedOptimizer(WrappedOptimizer):
     """An optimizer that averages each gradient over all ranks before it uses it.
 
-    An update returns at once; what reads the weights waits. Everything else is the given
-    optimizer's. A rank outside `process_set` updates with its own gradients.
+    An update returns at once, and reading the weights waits for it. All other attributes are those
+    of the given optimizer. A rank outside `process_set` updates with its own gradients.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class DistributedOptimizer(WrappedOptimizer):
             factors = Factors(1.0 / gradient_predivide_factor, gradient_predivide_factor / size)
             return Reduction(Op.SUM, factors, members)
 
-        reduction()  # What cannot be carried out raises here.
+        reduction()  # Raises now if it cannot be carried out.
         gradients = Gradients(reduction, lambda index: f"allreduce.{index}")
         super().__init__(optimizer, gradients, gradient_predivide_factor, num_groups, process_set)
 
 
 class DistributedTrainer(GluonTrainer):
-    """A gluon.Trainer whose gradients are sums over all ranks; step() divides them by their number.
+    """A gluon.Trainer that sums gradients over all ranks. step() divides them by their number.
 
-    step() returns at once, and the first parameters' gradients overtake others. Two trainers need
-    two prefixes. A rank outside `process_set` trains alone.
+    step() returns at once. The first parameters' gradients overtake others. Two trainers need
+    different prefixes. A rank outside `process_set` trains alone.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class DistributedTrainer(GluonTrainer):
             members = members_of(process_set, "DistributedTrainer")
             return Reduction(Op.SUM, Factors(1.0 / gradient_predivide_factor), members)
 
-        reduction()  # What cannot be carried out raises here.
+        reduction()  # Raises now if it cannot be carried out.
         self._gradients = Gradients(
             reduction, lambda index: f"allreduce.{prefix or ''}{index}", compression
         )
 
     def _init_params(self) -> None:
-        """There is no KVStore that has to know the parameters, whenever it is called."""
+        """Clears the list of new parameters: there is no KVStore that must know them."""
         self._params_to_init = []
 
     def _check_and_rescale_grad(self, scale: float) -> None:
-        """What the update multiplies gradients by, which are sums over the ranks that there are."""
+        """Makes the update divide the gradients, which are sums, by the current number of ranks."""
         size = _size_of(self._process_set)
         super()._check_and_rescale_grad(scale if size == 1 else scale * self._predivide / size)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcasts of parameters and objects by Horovod's signatures."""
+"""Broadcasts of parameters and objects with Horovod's signatures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """Makes every rank's parameters the root's; a dict or a ParameterDict. Returns at once.
+    """Makes every rank's parameters equal to the root's. Returns at once.
 
-    Parameters whose shapes are not known yet follow when they are initialized, which every rank
-    does in the same order. Of two calls for parameters of the same names each needs a prefix.
+    `params` is a dict or a ParameterDict. Parameters whose shapes are not known yet follow when
+    they are initialized; every rank must do that in the same order. Two calls with parameters of
+    the same names need different prefixes. Raises ValueError for other `params`.
     """
     if not isinstance(params, (dict, ParameterDict)):
         raise ValueError(
@@ -44,12 +45,12 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
+    """Returns the root's object at every rank. Uses pickle: only for ranks you trust."""
     basics.rank()
     return internal(lambda: talweg.broadcast_object(obj, root_rank, name))
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Returns all ranks' objects, by rank. Objects are pickled: only for ranks you trust."""
+    """Returns all ranks' objects, by rank. Uses pickle: only for ranks you trust."""
     basics.rank()
     return internal(lambda: talweg.all_gather_object(obj, name))

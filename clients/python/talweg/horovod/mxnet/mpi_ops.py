@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's collectives of NDArrays, by Horovod's signatures.
+"""Horovod's collectives of NDArrays, with Horovod's signatures.
 
-Reductions and broadcasts return at once: whoever reads their results waits, and gets MXNetError
-where ranks disagree. The others wait for their results themselves. Argument errors raise at the
-call.
+Reductions and broadcasts return at once. Reading their results waits, and raises MXNetError if
+ranks disagree. The other collectives wait for their results. Argument errors raise at the call.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ __all__ = [
 ]
 __all__ += surface.__all__
 
-_basics = basics  # Programs that know Horovod's own code ask it.
+_basics = basics  # Programs that know Horovod's own code use this name.
 
 
 def _members(process_set: ProcessSet, operation: str) -> Any:
-    _client.current()  # NotInitialized before anything else.
+    _client.current()  # Raises NotInitialized before any other error.
     return members_of(process_set, operation)
 
 
@@ -73,7 +72,7 @@ def reduction_of(
     process_set: ProcessSet,
     operation: str,
 ) -> Reduction:
-    """What a call asks for; NotImplementedError for Adasum."""
+    """Returns what a call asks for; raises NotImplementedError for Adasum."""
     members = _members(process_set, operation)
     return Reduction(basics.op_of(op, None, operation), Factors(prescale, postscale), members)
 
@@ -94,7 +93,7 @@ def _reduce(
 ) -> list[mx.nd.NDArray]:
     def run() -> list[mx.nd.NDArray]:
         reduction = reduction_of(op, pre, post, process_set, operation)
-        for tensor in tensors:  # All of them, before anything is pushed.
+        for tensor in tensors:  # All are checked before the first is pushed.
             rounds.check(tensor, operation)
         outs = [each if in_place else rounds.copy_of(each, operation) for each in tensors]
         for out, name in zip(outs, names):
@@ -114,7 +113,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> mx.nd.NDArray:
-    """Returns the reduction of `tensor` over all ranks, an array that is there when it is read."""
+    """Returns a new array with the reduction of `tensor` over all ranks. Reading it waits."""
     wanted = basics.resolve(op, average)
     [out] = _reduce(
         [tensor],
@@ -140,7 +139,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> mx.nd.NDArray:
-    """As allreduce(), into `tensor`, which is returned."""
+    """Does the same as allreduce(), but in place; returns `tensor`."""
     wanted = basics.resolve(op, average)
     [out] = _reduce(
         [tensor],
@@ -184,7 +183,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[mx.nd.NDArray]:
-    """allreduce() of each tensor."""
+    """Does allreduce() of each tensor. Raises InvalidArgument if they are on several devices."""
     wanted = basics.resolve(op, average)
     return _grouped(
         tensors, name, wanted, priority, prescale_factor, postscale_factor, process_set, False
@@ -201,7 +200,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[mx.nd.NDArray]:
-    """allreduce_() of each tensor."""
+    """Does allreduce_() of each tensor. Raises InvalidArgument if they are on several devices."""
     wanted = basics.resolve(op, average)
     return _grouped(
         tensors, name, wanted, priority, prescale_factor, postscale_factor, process_set, True
@@ -237,7 +236,7 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> mx.nd.NDArray:
-    """Returns the root's tensor on every rank. `root_rank` is a global rank."""
+    """Returns the root's tensor at every rank. `root_rank` is a rank of the job."""
     return _broadcast(tensor, root_rank, name, priority, process_set, False)
 
 
@@ -248,7 +247,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> mx.nd.NDArray:
-    """Makes every rank's `tensor` the root's, in place; returns it."""
+    """Makes every rank's `tensor` equal to the root's, in place; returns it."""
     return _broadcast(tensor, root_rank, name, priority, process_set, True)
 
 
@@ -282,7 +281,7 @@ def grouped_allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> list[mx.nd.NDArray]:
-    """allgather() of each tensor."""
+    """Does allgather() of each tensor."""
     tensors = list(tensors)
     operation = "grouped_allgather"
 
@@ -332,9 +331,10 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the rows that the ranks have sent here; with `splits` also how many each sent.
+    """Returns the rows that the ranks have sent here, with `splits` also how many each sent.
 
-    `splits` are i32, one a rank: how many rows go there. Without them all get as many.
+    `splits` has an i32 for each rank: the number of rows that go there. Without it every rank gets
+    the same number. Raises InvalidArgument if `splits` do not fit the tensor.
     """
 
     def run() -> Any:
@@ -380,7 +380,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> mx.nd.NDArray:
-    """Returns this rank's rows of the reduction, in rank order; the first ranks have the remainder."""
+    """Returns this rank's rows of the reduction, in rank order. The first may get one more."""
     [out] = _together(
         lambda: [
             _scatter(
@@ -407,7 +407,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[mx.nd.NDArray]:
-    """reducescatter() of each tensor."""
+    """Does reducescatter() of each tensor."""
     tensors = list(tensors)
     names = group_names(name, "grouped_reducescatter", len(tensors))
     return _together(
@@ -431,11 +431,12 @@ def grouped_reducescatter(
 
 
 def join() -> int:
-    """For a rank that has no more data: gives zeros to the others' reductions until all have joined.
+    """Gives zeros to the others' reductions until all ranks have joined, if this one has no more
+    data.
 
-    Returns the last rank to join. Horovod's module for MXNet has no such call; this one does what
+    Returns the last rank to join. Horovod's module for MXNet has no such call. This one works as
     those of the other modules do.
     """
     basics.rank()
-    mx.nd.waitall()  # What this rank has called comes first.
+    mx.nd.waitall()  # What this rank has called before must be over.
     return internal(joining.join)

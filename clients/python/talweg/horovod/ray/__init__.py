@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's jobs on Ray, which are not offered."""
+"""Horovod's jobs on Ray. Talweg does not offer them."""
 
 from talweg.horovod._absent import missing
 

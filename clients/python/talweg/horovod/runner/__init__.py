@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun: its options, carried out by `talweg run` on this host, by ssh on others."""
+"""horovodrun: starts ranks by `talweg run` on this host, and by ssh on other hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from talweg.horovod.runner.common.util import config_parser
 
 __all__ = ["main", "run"]
 
-# How Horovod's own launcher would reach ranks, by option: the attribute.
+# The attributes of options that choose how Horovod's own launcher reaches ranks. No effect here.
 _UNUSED_SWITCHES = {
     "--disable-cache": "disable_cache",
     "--gloo": "use_gloo",
@@ -34,7 +34,7 @@ _UNUSED_SWITCHES = {
     "--tcp": "tcp_flag",
 }
 _UNUSED_VALUES = ["--mpi-args", "--binding-args"]
-# Each makes the job elastic; the others tell more of such a job.
+# Each of these makes a job elastic. The others only set more of an elastic job.
 _ELASTIC_SWITCHES = ("--min-np", "--host-discovery-script")
 _ELASTIC_NUMBERS = {
     "--max-np": "--max-ranks",
@@ -45,7 +45,7 @@ _ELASTIC_NUMBERS = {
 
 
 class _AddNames(argparse.Action):
-    """Adds names to those that the option had before."""
+    """Adds names to those that the option has already."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)
@@ -55,23 +55,23 @@ class _AddNames(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="horovodrun", description=__doc__, allow_abbrev=False)
     parser.add_argument("-v", "--version", action="version", version=__version__)
-    parser.add_argument("-cb", "--check-build", action="store_true", help="what there is, and exit")
+    parser.add_argument("-cb", "--check-build", action="store_true", help="show what is there")
     parser.add_argument("-np", "--num-proc", type=int, help="number of ranks")
-    parser.add_argument("-H", "--hosts", help="host:slots,... which ranks fill in order")
-    parser.add_argument("-hostfile", "--hostfile", help="the same, as lines `host slots=n`")
+    parser.add_argument("-H", "--hosts", help="host:slots,...; ranks fill them in order")
+    parser.add_argument("-hostfile", "--hostfile", help="a file of lines `host slots=n`")
     parser.add_argument("-p", "--ssh-port", type=int, help="the port of sshd on other hosts")
-    parser.add_argument("-i", "--ssh-identity-file", help="the key for them")
+    parser.add_argument("-i", "--ssh-identity-file", help="the key for other hosts")
     parser.add_argument(
         "--network-interface",
         "--network-interfaces",
         dest="network_interfaces",
         action=_AddNames,
-        help="names with commas between them, or one each time: the first that a host has carries "
-        "the data",
+        help="names with commas between them, or the option several times. The first interface "
+        "that a host has carries the data",
     )
-    parser.add_argument("--verbose", action="store_true", help="what is started")
+    parser.add_argument("--verbose", action="store_true", help="show what is started")
     parser.add_argument("--output-filename", help="directory for rank.NN/stdout and stderr")
-    parser.add_argument("--config-file", help="YAML: options that are not given here")
+    parser.add_argument("--config-file", help="a YAML file of options; those given here win")
     parser.add_argument(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
@@ -84,22 +84,20 @@ def _parser() -> argparse.ArgumentParser:
     for option in _UNUSED_VALUES:
         parser.add_argument(option, help="no effect")
     parser.add_argument(
-        "--min-np", "--min-num-proc", type=int, help="with how few ranks an elastic job goes on"
+        "--min-np", "--min-num-proc", type=int, help="the lowest number of ranks of an elastic job"
+    )
+    parser.add_argument("--max-np", "--max-num-proc", type=int, help="the highest number of ranks")
+    parser.add_argument(
+        "--host-discovery-script", help="a program that prints lines host:slots; runs each second"
     )
     parser.add_argument(
-        "--max-np", "--max-num-proc", type=int, help="how many ranks it has at most"
-    )
-    parser.add_argument(
-        "--host-discovery-script", help="prints lines host:slots, is run each second"
-    )
-    parser.add_argument(
-        # Horovod's pages have both.
+        # Horovod's documentation uses both.
         *("--slots-per-host", "--slots"),
         type=int,
-        help="of hosts that are named without slots",
+        help="the slots of hosts that are named without slots",
     )
     parser.add_argument(
-        "--elastic-timeout", type=int, help="seconds with too few ranks. Default: 600."
+        "--elastic-timeout", type=int, help="how many seconds ranks may be too few. Default: 600."
     )
     parser.add_argument("--reset-limit", type=int, help="how often hosts may come or go")
     parser.add_argument(
@@ -131,14 +129,14 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
 
 
 def check(options: Any) -> None:
-    """Errors name what is missing or not offered."""
+    """Raises InvalidArgument for bad options or no program, and Unsupported for some others."""
     check_options(options)
     if not options.command:
         raise InvalidArgument("there is no program: horovodrun -np 2 python train.py")
 
 
 def check_options(options: Any) -> None:
-    """The same of what stands before the program."""
+    """Checks the options before the program, as check() does."""
     TABLE.check(variables_of(options))
     if options.num_proc is None or options.num_proc < 1:
         raise InvalidArgument(
@@ -149,7 +147,7 @@ def check_options(options: Any) -> None:
 
 
 def is_elastic(options: Any) -> bool:
-    """Whether hosts may come and go."""
+    """Whether the options let hosts come and go."""
     return any(getattr(options, attribute(name)) is not None for name in _ELASTIC_SWITCHES)
 
 
@@ -166,12 +164,12 @@ def _check_elastic(options: Any) -> None:
             raise InvalidArgument(f"{name} is {value}; it must be at least {lowest}")
     if least is not None and least > options.num_proc:
         raise InvalidArgument(
-            f"--min-np is {least}, and -np {options.num_proc}: a job begins with -np ranks, so it "
-            "must not be below"
+            f"--min-np is {least}, and -np {options.num_proc}: a job begins with -np ranks, so -np "
+            "must be at least --min-np"
         )
     if most is not None and most < options.num_proc:
         raise InvalidArgument(
-            f"--max-np is {most}, and -np {options.num_proc}: it must not be below"
+            f"--max-np is {most}, and -np {options.num_proc}: --max-np must be at least -np"
         )
     if options.host_discovery_script and (options.hosts or options.hostfile):
         raise InvalidArgument(
@@ -186,7 +184,7 @@ def _check_elastic(options: Any) -> None:
 
 
 def _unused(options: Any) -> list[str]:
-    """Options of elastic jobs that are given for another one."""
+    """Returns the options of elastic jobs that are given for a job that is not elastic."""
     if is_elastic(options):
         return []
     names = [*_ELASTIC_NUMBERS, "--blacklist-cooldown-range"]
@@ -194,7 +192,7 @@ def _unused(options: Any) -> list[str]:
 
 
 def _elastic_line(options: Any) -> list[str]:
-    """What `talweg run` is told of an elastic job."""
+    """Returns the options of `talweg run` for an elastic job."""
     least = options.min_np if options.min_np is not None else options.num_proc
     told = {"--ranks": options.num_proc, "--min-ranks": least}
     told |= {there: getattr(options, attribute(here)) for here, there in _ELASTIC_NUMBERS.items()}
@@ -213,8 +211,8 @@ def _elastic_line(options: Any) -> list[str]:
 
 
 def _command(options: Any, ranks_of: Sequence[listed_hosts.Host]) -> list[str]:
-    """A rank's, which learns its place by the hosts that have slots for just these ranks. No hosts:
-    they come and go.
+    """Returns a rank's command. `ranks_of`: the hosts, with slots for just these ranks, from which
+    the rank learns its place; empty if hosts come and go.
     """
     told = ",".join(f"{host.name}:{host.slots}" for host in ranks_of)
     rank = str(Path(__file__).parents[1] / "_rank.py")
@@ -223,7 +221,7 @@ def _command(options: Any, ranks_of: Sequence[listed_hosts.Host]) -> list[str]:
 
 
 class _HorovodArgs:
-    """Options as attributes, for launch._run(); those that are not set are not given."""
+    """Options for launch._run(), as attributes. None means that an option is not given."""
 
     def __init__(self) -> None:
         self.num_proc = 1
@@ -233,12 +231,12 @@ class _HorovodArgs:
 
 
 def defaults() -> Any:
-    """The options where none is given."""
+    """Returns the options as they are if none is given."""
     return _parser().parse_args([])
 
 
 def _read(arguments: list[str] | None = None) -> Any:
-    """The options of a command line, and of its --config-file those that the line has not."""
+    """Returns a command line's options, and those of its --config-file that the line lacks."""
     options = _parser().parse_args(arguments)
     if options.config_file:
         config_parser.set_args_from_config(options, config_parser.read_config(options.config_file))
@@ -246,14 +244,14 @@ def _read(arguments: list[str] | None = None) -> Any:
 
 
 def parse(arguments: list[str]) -> Any:
-    """The options, checked. The program may follow later."""
+    """Returns the options, checked. The program need not be among the arguments."""
     options = _read(arguments)
     check_options(options)
     return options
 
 
 def launch_of(options: Any) -> hosts.Launch:
-    """Their ranks, on their hosts."""
+    """Returns the ranks to start, each on its host."""
     dealt = hosts.deal(_hosts(options), options.num_proc)
     return hosts.Launch(
         _command(options, dealt),
@@ -281,12 +279,12 @@ def run_on_hosts(options: Any) -> int:
 
 
 def is_here(options: Any) -> bool:
-    """Whether `talweg run` carries them out: all hosts are this one, or come and go."""
+    """Whether `talweg run` starts all ranks: all hosts are this one, or hosts come and go."""
     return is_elastic(options) or all(hosts.is_here(host.name) for host in _hosts(options))
 
 
 def _require_interfaces(options: Any) -> None:
-    """InvalidArgument for a network interface that this host does not have."""
+    """Raises InvalidArgument for a network interface that this host lacks."""
     known = [name for _, name in socket.if_nameindex()]
     for name in filter(None, (options.network_interfaces or "").split(",")):
         if name not in known:
@@ -296,12 +294,12 @@ def _require_interfaces(options: Any) -> None:
 
 
 def line_here(options: Any) -> list[str]:
-    """What carries them out then."""
+    """Returns the command line of `talweg run` for these options."""
     _require_interfaces(options)
     if is_elastic(options):
         told, dealt = _elastic_line(options), []
     else:
-        # Each name is a node, also where several are this host's.
+        # Each name is a node, even if several names are this host's.
         dealt = hosts.deal(_hosts(options), options.num_proc)
         slots = ",".join(str(host.slots) for host in dealt)
         told = [f"--nodes={len(dealt)}", f"--ranks-per-node={slots}"]
@@ -323,12 +321,12 @@ def _environment_of(options: Any) -> dict[str, str]:
 
 
 def _build() -> str:
-    """What there is, as Horovod's own launcher shows it: programs look for `[X] PyTorch`."""
+    """Returns the text of --check-build. Programs look for `[X] PyTorch` in it."""
     here = {
         title: importlib.util.find_spec(name) is not None
         for title, name in (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"))
     }
-    # Jobs need no MPI, as with Gloo.
+    # Jobs run without MPI, as those of a Horovod with Gloo.
     operations = {name: name == "Gloo" for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")}
     lines = [f"Horovod v{__version__}:"]
     for title, found in (
@@ -361,6 +359,6 @@ def main() -> int:
         return 1
     if options.verbose:
         print(f"horovodrun: {' '.join(line)}", file=sys.stderr)
-    # It passes signals on, and ends all that it starts.
+    # `talweg run` passes signals on, and ends all processes that it starts.
     os.execve(line[0], line, environment_here(options))
     raise AssertionError

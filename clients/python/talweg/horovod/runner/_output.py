@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks on several hosts write, as Horovod's launcher shows it and keeps it."""
+"""Shows and keeps the output of ranks on several hosts, as Horovod's launcher does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from talweg._node.hosts import end_of
 
 
 class Output:
-    """Shows lines with rank and stream in front, and keeps them in the files of --output-filename."""
+    """Shows lines after their rank and stream, and keeps them in the files of --output-filename."""
 
     def __init__(self, options: Any) -> None:
         self._has_time = options.prefix_output_with_timestamp
@@ -35,6 +35,6 @@ class Output:
         end = end_of(text)
         print(f"{before}[{rank}]<{stream}>:{text}", file=shown, end=end, flush=True)
         if self._directory:
-            # Not kept open: there may be more ranks than a process may have files.
+            # It is opened anew: there may be more ranks than a process may have open files.
             with self._file(rank, stream).open("a") as file:
                 print(text, file=file, end=end)

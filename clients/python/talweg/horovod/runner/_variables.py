@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun's options that only set a variable. docs/horovod.md says what each does here."""
+"""horovodrun's options that only set a variable. docs/horovod.md says what each one does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# By option: the variable, and what its value is made of.
+# By option: the variable, and the type of its value.
 NUMBERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "--fusion-threshold-mb": ("FUSION_THRESHOLD", float),
     "--cycle-time-ms": ("CYCLE_TIME", float),
@@ -28,7 +28,7 @@ TEXTS: Mapping[str, str] = {
     "--thread-affinity": "THREAD_AFFINITY",
     "--log-level": "LOG_LEVEL",
 }
-# By option: the attribute that it sets, and to what.
+# By option: the attribute that it sets, and the value.
 SWITCHES: Mapping[str, tuple[str, bool]] = {
     "--hierarchical-allreduce": ("hierarchical_allreduce", True),
     "--no-hierarchical-allreduce": ("hierarchical_allreduce", False),
@@ -49,7 +49,7 @@ SWITCHES: Mapping[str, tuple[str, bool]] = {
     "--no-log-hide-timestamp": ("log_with_timestamp", True),
     "--log-hide-timestamp": ("log_with_timestamp", False),
 }
-# By attribute: the variable, and for which value it is 1.
+# By attribute: the variable, and the value for which the variable is 1.
 _SWITCHED: Mapping[str, tuple[str, bool]] = {
     "hierarchical_allreduce": ("HIERARCHICAL_ALLREDUCE", True),
     "hierarchical_allgather": ("HIERARCHICAL_ALLGATHER", True),
@@ -67,7 +67,7 @@ def attribute(option: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """None is the value of one that is not given."""
+    """Adds the options. One that is not given has the value None."""
     text = "sets a variable: see docs/horovod.md"
     for option, (_, kind) in NUMBERS.items():
         parser.add_argument(option, type=kind, help=text)
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def variables_of(options: Any) -> dict[str, str]:
-    """What the options set, as Horovod's own launcher does."""
+    """Returns the variables that the options set, as Horovod's own launcher does."""
     names = {**{option: name for option, (name, _) in NUMBERS.items()}, **TEXTS}
     given = {name: getattr(options, attribute(option)) for option, name in names.items()}
     if given["FUSION_THRESHOLD"] is not None:

@@ -13,7 +13,7 @@ from talweg.horovod._run import FAILED, run
 
 __all__ = ["parse_args", "run_commandline"]
 
-# Attributes that Horovod's own options have by other names.
+# Attributes that have other names in Horovod's own options.
 _NAMES = {
     "min_num_proc": "min_np",
     "max_num_proc": "max_np",
@@ -23,17 +23,17 @@ _NAMES = {
 
 
 def parse_args() -> Any:
-    """The options of this program's command line, checked."""
+    """Returns the options of this program's command line, checked."""
     return runner.parse(sys.argv[1:])
 
 
 def _run(args: Any) -> Any:
-    """Carries out options as parse_args() gives them, or as attributes of any object.
+    """Runs a job by the options of parse_args(), or by the attributes of any object.
 
-    The results of `args.run_func` by rank, if it has one. RuntimeError when a rank fails.
+    If `args.run_func` is given, returns its results by rank. Raises RuntimeError if a rank fails.
     """
     given = {name: value for name, value in vars(args).items() if value is not None}
-    if "np" in given:  # Its name before Horovod 0.27.
+    if "np" in given:  # The name before Horovod 0.27.
         given["num_proc"] = given.pop("np")
     if "nics" in given:
         given["network_interfaces"] = ",".join(given.pop("nics"))
@@ -55,7 +55,7 @@ def _run(args: Any) -> Any:
 
 
 def run_commandline() -> None:
-    """What horovodrun is."""
+    """Runs horovodrun and exits with its status."""
     sys.exit(runner.main())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's module of this name."""
+"""The compressors, under Horovod's name for their module."""
 
 from talweg.tensorflow._compression import (
     Compression,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic of TensorFlow: run, TensorFlowState and TensorFlowKerasState. See docs/horovod.md."""
+"""hvd.elastic of TensorFlow: run, TensorFlowState and TensorFlowKerasState: docs/horovod.md."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["ObjectState", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls `func(state, ...)`, again after each change of the nodes, until it returns."""
+    """Makes a function that calls `func(state, ...)` again after each change, until it returns."""
     return _elastic.run_fn(func, aborted=tf.errors.AbortedError)
 
 
 class _Variables(list[Any]):
-    """Variables that are one value of a state."""
+    """Variables that are one value of a state, and the session that holds their values."""
 
     def __init__(self, variables: Iterable[Any], session: Any) -> None:
         super().__init__(variables)
@@ -32,7 +32,7 @@ class _Variables(list[Any]):
 
 
 def _variables_of(value: Any) -> _Variables | None:
-    """Those of a model, an optimizer or a list of them; None of anything else."""
+    """Returns the variables of a model, an optimizer or a list of variables; None for others."""
     if isinstance(value, _Variables):
         return value
     if hasattr(value, "trainable_weights"):
@@ -59,7 +59,7 @@ def _write(variables: _Variables, arrays: list[np.ndarray]) -> None:
 
 
 class _State(_elastic.State):
-    """Values of which some are models, optimizers or variables."""
+    """A State. Some of its values are models, optimizers or variables."""
 
     def _captured(self, value: Any) -> Any:
         variables = _variables_of(value)
@@ -90,7 +90,7 @@ class _State(_elastic.State):
         raise Mismatch(f"elastic state: '{name}' {what}: start the same program at every rank")
 
     def _add_all_to_digest(self, total: Any) -> None:
-        """Covers what is trained; what is counted beside it, as by BatchNorm, may differ."""
+        """Adds variables that are trained. Others, as BatchNorm's averages, may differ by rank."""
         for name in sorted(self._values):
             variables = _variables_of(self._values[name])
             if variables is None:
@@ -101,9 +101,10 @@ class _State(_elastic.State):
 
 
 class TensorFlowState(_State):
-    """Variables, by default all global ones of a graph, and other values.
+    """The State of variables, by default all global ones of a graph, and other values.
 
-    In a graph of tf.compat.v1 they are read and written in `session`, by default the present one.
+    In a graph of tf.compat.v1 they are read and written in `session`, by default the current one.
+    Raises ValueError if the variables or the session are not known.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
@@ -122,12 +123,12 @@ class TensorFlowState(_State):
 
 
 class TensorFlowKerasState(_State):
-    """A model of Keras that is built, its optimizer, and other values."""
+    """The State of a built model of Keras, its optimizer, and other values."""
 
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
     ) -> None:
-        """`backend` has no effect: TensorFlow's is used."""
+        """`backend` has no effect. Raises ValueError if the model is not built."""
         if not getattr(model, "built", False):
             raise ValueError(
                 "TensorFlowKerasState(): the model has no variables yet: call its build(), or have "
@@ -141,10 +142,10 @@ class TensorFlowKerasState(_State):
 
 
 def _build(optimizer: Any, trained: list[Any]) -> None:
-    """A joiner's optimizer has taken no step, and needs the variables that the others' has."""
+    """Makes the optimizer's variables. A joiner's has taken no step, and has none yet."""
     if getattr(optimizer, "built", False):
         return
-    for name in ("build", "_create_all_weights"):  # The second is that of tf-keras's legacy ones.
+    for name in ("build", "_create_all_weights"):  # tf-keras's legacy optimizers have the second.
         build = getattr(optimizer, name, None)
         if build is not None:
             build(trained)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcasts of variables and objects by Horovod's signatures."""
+"""Broadcasts of variables and objects with Horovod's signatures."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Makes every rank's variables the root's; in a graph it returns the operation that does it.
+    """Makes every rank's variables equal to the root's, always in place.
 
-    `inplace` has no effect: they always are.
+    In a graph it returns the operation that does so. `inplace` has no effect.
     """
     _ready()
     members = members_of(process_set, "broadcast_variables")
@@ -47,7 +47,10 @@ def broadcast_variables(
 
 @operation
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that makes the graph's global variables the root's. RuntimeError when eager."""
+    """Returns the operation that assigns the root's values to the graph's global variables.
+
+    Raises RuntimeError if TensorFlow executes eagerly.
+    """
     variables = _variables.global_variables()
     _ready()
     return _variables.assign_from_root(variables, root_rank)
@@ -61,7 +64,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object on every rank, at once. Pickled: only for ranks you trust."""
+    """Returns the root's object at every rank; blocks. Uses pickle: only for ranks you trust."""
     _ready()
     members = members_of(process_set, "broadcast_object")
     return _ops.broadcast_object(obj, root_rank, name, members)
@@ -73,7 +76,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """broadcast_object() of these arguments, as a function of the object."""
+    """Returns a function of an object that calls broadcast_object() with these arguments."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -84,6 +87,6 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Returns all ranks' objects, by rank, at once. Pickled: only for ranks you trust."""
+    """Returns all ranks' objects, by rank; blocks. Uses pickle: only for ranks you trust."""
     _ready()
     return _ops.all_gather_object(obj, name, members_of(process_set, "allgather_object"))

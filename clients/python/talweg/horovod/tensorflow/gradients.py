@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer and DistributedGradientTape by Horovod's signatures."""
+"""DistributedOptimizer and DistributedGradientTape with Horovod's signatures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def choices_of(
     scale_local_gradients: bool,
     operation: str,
 ) -> Choices:
-    """What Horovod's arguments choose. ValueError for what is none of Horovod's."""
+    """Returns the choices of Horovod's arguments; raises ValueError if Horovod has none such."""
     basics.rank()
     _gradients.check_groups(num_groups, groups)
     if num_groups:
@@ -61,7 +61,7 @@ def choices_of(
 def distribute(optimizer: Any, choices: Choices, passes: int, averages_passes: bool) -> Any:
     """Makes `optimizer` reduce its gradients; returns the same object."""
     _optimizer.distribute(optimizer, choices, passes, averages_passes)
-    # What programs read that know Horovod's own code.
+    # Programs that know Horovod's own code read these attributes.
     steps = optimizer._talweg_steps
     object.__setattr__(optimizer, "_agg_helper", steps if passes > 1 else None)
     if _optimizer.is_v1(optimizer):
@@ -88,8 +88,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes `optimizer` reduce its gradients over the ranks; returns the same object.
 
-    One of tf.compat.v1.train, of Keras 3 or of tf-keras. `name`, `use_locking`, the devices and the
-    groups have no effect. See talweg.tensorflow.DistributedOptimizer().
+    `optimizer` is one of tf.compat.v1.train, of Keras 3 or of tf-keras. `name`, `use_locking`, the
+    devices and the groups have no effect. See talweg.tensorflow.DistributedOptimizer().
     """
     if not _optimizer.is_v1(optimizer) and op == Adasum:
         raise ValueError("op == Adasum is not supported yet with Keras")
@@ -141,7 +141,7 @@ def DistributedGradientTape(
 
 
 def local_variables(local_layers: Any) -> list[Any]:
-    """The variables of a layer, or of several."""
+    """Returns the trainable weights of a layer or of several layers."""
     if local_layers is None:
         return []
     layers = list(local_layers) if isinstance(local_layers, Iterable) else [local_layers]
@@ -164,7 +164,7 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedGradientTape() that leaves the gradients of `local_layers` unreduced."""
+    """Does as DistributedGradientTape(), but does not reduce the gradients of `local_layers`."""
     local = local_variables(local_layers)
     tape = DistributedGradientTape(
         gradtape,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's collectives of TensorFlow's tensors, by Horovod's signatures.
+"""Horovod's collectives of TensorFlow's tensors, with Horovod's signatures.
 
-Errors are of tf.errors: InvalidArgumentError (and ValueError) for a call that cannot be carried out,
-FailedPreconditionError where ranks disagree, or before init().
+Errors are those of tf.errors: InvalidArgumentError, which is a ValueError too, for a call that
+cannot be carried out, and FailedPreconditionError if ranks disagree, or before init().
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ __all__ = [
 ]
 __all__ += surface.__all__
 
-_basics = basics  # Programs that know Horovod's own code ask it.
+_basics = basics  # Programs that know Horovod's own code use this name.
 
 _GROUP = "{name}_{number}of{count}"
 
 
 def _name(kind: str, tensor: Any, name: str | None, ignores_scope: bool = False) -> str | None:
-    """The kinds of operations have names of their own: `allreduce.x`."""
+    """Returns an operation's name, which begins with its kind: `allreduce.x`."""
     if not basics.is_initialized():
         raise NotInitialized("Horovod has not been initialized; use hvd.init().")
     unique = _ops.unique_name(kind, tensor, name, ignores_scope)
@@ -101,7 +101,8 @@ def allreduce(
 ) -> Any:
     """Returns the reduction of `tensor` over all ranks; differentiable.
 
-    tf.IndexedSlices give tf.IndexedSlices with the rows of all ranks: Sum or Average, unscaled.
+    Of tf.IndexedSlices it returns tf.IndexedSlices with the rows of all ranks. These can only be
+    summed or averaged, without factors; anything else raises NotImplementedError.
     """
     if isinstance(tensor, tf.IndexedSlices):
         wanted = basics.resolve(op, average)
@@ -149,7 +150,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """The reductions of all tensors; differentiable."""
+    """Returns the reductions of all tensors; differentiable."""
     tensors = list(tensors)
     if any(isinstance(each, tf.IndexedSlices) for each in tensors):
         return [
@@ -203,7 +204,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """allgather() of each tensor; differentiable."""
+    """Does allgather() of each tensor; differentiable."""
     tensors = list(tensors)
     names = _grouped("grouped_allgather", tensors, name)
     members = members_of(process_set, "grouped_allgather")
@@ -218,7 +219,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns the root's tensor on every rank; differentiable. `root_rank` is a global rank."""
+    """Returns the root's tensor at every rank; differentiable. `root_rank` is a rank of the job."""
     names = [_name("broadcast", tensor, name, ignore_name_scope)]
     members = members_of(process_set, "broadcast")
     [result] = _ops.broadcast_tensors([tensor], names, root_rank, members)
@@ -232,7 +233,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Makes every rank's variables the root's, in place; returns them."""
+    """Makes every rank's variables equal to the root's, in place; returns the variables."""
     variables = list(variables)
     if not basics.is_initialized():
         raise NotInitialized("Horovod has not been initialized; use hvd.init().")
@@ -261,9 +262,9 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the rows that the ranks have sent here; with `splits` also how many each sent.
+    """Returns the rows that the ranks have sent here, with `splits` also how many each sent.
 
-    `splits`: int32, one entry for each rank; rows after their sum are dropped.
+    `splits` has an int32 for each rank. Rows beyond their sum are dropped.
     """
     unique = _name("alltoall", tensor, name, ignore_name_scope)
     members = members_of(process_set, "alltoall")
@@ -308,7 +309,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Returns this rank's rows of the reduction; differentiable."""
+    """Returns this rank's rows of the reduction, in rank order; differentiable."""
     if isinstance(tensor, tf.IndexedSlices):
         raise NotImplementedError("reducescatter: tf.IndexedSlices are not supported")
     names = [_name("reducescatter", tensor, name, ignore_name_scope)]
@@ -328,7 +329,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """reducescatter() of each tensor; differentiable."""
+    """Does reducescatter() of each tensor; differentiable."""
     tensors = list(tensors)
     names = _grouped("grouped_reducescatter", tensors, None)
     how = _scattered(op, prescale_factor, postscale_factor, process_set, "grouped_reducescatter")
@@ -338,16 +339,17 @@ def grouped_reducescatter(
 
 @operation
 def join() -> tf.Tensor:
-    """For a rank that has no more data: gives zeros to the others' reductions until all have joined.
+    """Gives zeros to the others' reductions until all ranks have joined, if this one has no more
+    data.
 
-    Returns the last rank to join: int32. Other collectives raise meanwhile, at the ranks that call
-    them.
+    Returns the last rank to join, as int32. Meanwhile all other collectives raise at the ranks that
+    call them.
     """
     basics.rank()
     return _asked(joining.join, "HorovodJoin")
 
 
-# ----- What is asked at run time -----
+# ----- Operations that answer when the graph runs -----
 
 
 def _asked(ask: Callable[[], int], name: str | None) -> tf.Tensor:
@@ -368,25 +370,25 @@ def _set_of(process_set_id: int) -> ProcessSet:
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks in a process set, when the graph runs: int32."""
+    """Returns the number of ranks in a process set when the graph runs, as int32."""
     return _asked(lambda: int(_set_of(process_set_id).size() or 0), name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank is in a process set when the graph runs, else 0: int32."""
+    """Returns 1 if this rank is in a process set when the graph runs, else 0, as int32."""
     return _asked(lambda: int(bool(_set_of(process_set_id).included())), name)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """rank() when the graph runs: int32."""
+    """Returns rank() when the graph runs, as int32."""
     return _asked(talweg.rank, name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """local_rank() when the graph runs: int32."""
+    """Returns local_rank() when the graph runs, as int32."""
     return _asked(talweg.local_rank, name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """local_size() when the graph runs: int32."""
+    """Returns local_size() when the graph runs, as int32."""
     return _asked(talweg.local_size, name)

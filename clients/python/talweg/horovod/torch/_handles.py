@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ints that stand for open operations."""
+"""Handles: ints that stand for open operations."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def add_group(
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize(handle) would return without waiting. Raises ValueError if it is none.
+    """Whether synchronize(handle) would return without waiting.
 
     The first answer for a handle is False. With Horovod, too, no operation is over when its call
-    returns, and some programs use this to find out whether the operation is asynchronous.
+    returns, and some programs use this to find out whether an operation is asynchronous. Raises
+    ValueError if the handle is not open.
     """
     life = internal(session.current)
     pending = life.find(handle)

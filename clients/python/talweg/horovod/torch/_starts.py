@@ -66,7 +66,7 @@ def gather(
     operation: str = "allgather",
     of_some: bool = False,
 ) -> Pending:
-    """`of_some`: the operation goes on without joined ranks."""
+    """Starts an allgather. With `of_some` it goes on without ranks that have joined."""
     _vector(tensor, operation)
     members = members_of(process_set, operation)
     return collectives.all_gather(tensor.detach(), name, members, of_some)
@@ -140,7 +140,7 @@ def scatter(
         raise InvalidArgument(f"{operation}: op must be hvd.Average or hvd.Sum")
     is_integer = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     source = tensor.detach()
-    if is_integer:  # Scaled in double and truncated; their average is a sum that is divided.
+    if is_integer:  # Scaled in double precision and truncated. An average is a sum, divided here.
         source = rounds.scaled(source, pre) if pre != 1.0 else source
         own_post = post / (process_set.size() or 1) if wanted is Op.AVERAGE else post
         return collectives.reduce_scatter(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcasts of parameters, optimizer state and objects by Horovod's signatures."""
+"""Broadcasts of parameters, optimizer state and objects with Horovod's signatures."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = [
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Makes every rank's parameters the root's: a dict, or a list of tensors or (name, tensor)
-    pairs.
+    """Makes every rank's parameters equal to the root's. `params` is a dict, or a list of tensors
+    or (name, tensor) pairs.
     """
     pairs = pairs_of(params)
     internal(lambda: _broadcast_parameters(pairs, root_rank))
 
 
 def _broadcast_parameters(pairs: Any, root_rank: int) -> None:
-    """Raises Mismatch at every rank. talweg.torch raises only at ranks unlike the root."""
+    """Raises Mismatch at every rank. talweg.torch raises it only at ranks unlike the root."""
     failure: Mismatch | None = None
     try:
         tw.broadcast_parameters(pairs, root_rank)
@@ -46,10 +46,10 @@ def _broadcast_parameters(pairs: Any, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Makes every rank's optimizer state the root's, without a step that creates it.
+    """Makes every rank's optimizer state equal to the root's, without a step that creates it.
 
-    As with Horovod, parameters of an optimizer that had no state then have zeros as gradients.
-    Those that get sparse gradients, which `model` tells, do not.
+    If the optimizer had no state, its parameters get zeros as gradients, as with Horovod. Those
+    that `model` says get sparse gradients do not. Raises ValueError for torch.optim.LBFGS.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
@@ -75,11 +75,11 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
+    """Returns the root's object at every rank. Uses pickle: only for ranks you trust."""
     members = members_of(process_set, "broadcast_object")
     return internal(lambda: tw.broadcast_object(obj, root_rank, name, process_set=members))
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Returns all ranks' objects, by rank. Objects are pickled: only for ranks you trust."""
+    """Returns all ranks' objects, by rank. Uses pickle: only for ranks you trust."""
     return internal(lambda: tw.all_gather_object(obj, name))

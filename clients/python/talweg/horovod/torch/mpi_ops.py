@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's collectives of torch tensors, by Horovod's signatures. Handles are ints.
+"""Horovod's collectives of torch tensors, with Horovod's signatures. Handles are ints.
 
 Argument errors raise at the call. If ranks disagree, synchronize() raises HorovodInternalError.
 """
@@ -369,7 +369,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a broadcast of the root's tensor; its result is a new one. `root_rank` is a global rank."""
+    """Starts a broadcast of the root's tensor into a new one. `root_rank` is a rank of the job."""
     return add(lambda: _starts.broadcast(tensor, root_rank, name, process_set, False))
 
 
@@ -409,7 +409,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Returns the root's tensor on every rank; differentiable."""
+    """Returns the root's tensor at every rank; differentiable. `root_rank` is a rank of the job."""
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
@@ -420,7 +420,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Makes every rank's `tensor` the root's, in place; returns it."""
+    """Makes every rank's `tensor` equal to the root's, in place; returns it."""
     result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return result
 
@@ -466,8 +466,8 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the rows that the ranks have sent here; with `splits` also each rank's number of
-    rows.
+    """Returns the rows that the ranks have sent here, with `splits` also how many each sent;
+    differentiable.
     """
     received, counts = _Alltoall.apply(tensor, splits, name, process_set)
     return received if splits is None else (received, counts)
@@ -487,7 +487,7 @@ def reducescatter_async(
 
 
 class _Reducescatter(torch.autograd.Function):
-    """The gradient is gathered from all ranks; for a sum times their number."""
+    """The gradient is gathered from all ranks. For a sum it is multiplied by their number."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *rest: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedOptimizer by Horovod's signature."""
+"""DistributedOptimizer with Horovod's signature."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _TWICE = (
 class _Rules:
     """Horovod's rules for when an optimizer may be called, on top of Talweg's.
 
-    A single rank alone may do what would be a race among several.
+    A job of one rank may break those that prevent a race between ranks.
     """
 
     def __init__(self) -> None:
         self.optimizer: Any = None
-        self._told_to_wait = False  # By synchronize(), since the last step.
+        self._told_to_wait = False  # synchronize() was called since the last step.
 
     @property
     def _is_among_several(self) -> bool:
@@ -92,7 +92,7 @@ class _HorovodMethods:
         return passes
 
     def synchronize(self) -> None:
-        """Returns when the gradients are reduced. They are when backward() has returned."""
+        """Returns when the gradients are reduced. They already are when backward() returns."""
         super().synchronize()  # type: ignore[misc]
         self._horovod.on_synchronize()
 
@@ -101,14 +101,14 @@ class _HorovodMethods:
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the optimizer's state. Earlier gradients lead to no step: a new step begins."""
+        """Loads the optimizer's state and begins a new step: earlier gradients are not used."""
         self._horovod.on_load()
         self._talweg.exchange.on_zero_grad()
         super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
 
 class _OutsiderMethods:
-    """The same methods for a rank outside the process set, which steps with its own gradients."""
+    """The same methods, for a rank outside the process set, which uses its own gradients."""
 
     _horovod_passes: int
     _talweg_original: type[torch.optim.Optimizer]
@@ -143,7 +143,7 @@ def _leave_outside(optimizer: Any, passes: int, arguments: dict[str, Any]) -> An
 
 
 def _check_groups(num_groups: int, groups: Any) -> None:
-    """Checks the groups, which change nothing: small gradients share frames anyway."""
+    """Checks the groups, which have no effect: small gradients share frames anyway."""
     if not isinstance(num_groups, int) or num_groups < 0:
         raise ValueError(f"num_groups is {num_groups!r}; it must be a number of 0 or more")
     if num_groups:
@@ -179,7 +179,7 @@ def _choices(
             )
     included = process_set.included() is not False
     members = members_of(process_set, "DistributedOptimizer") if included else None
-    # The average divides by the number of ranks in each step; more ranks may come.
+    # The average divides by the number of ranks in each step, because more ranks may come.
     return gradients.Choices(
         wanted, compression, 1.0 / factor, factor, sparse_as_dense, members, True
     )
@@ -222,7 +222,7 @@ def DistributedOptimizer(
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
         return _leave_outside(optimizer, backward_passes_per_step, arguments)
     rules = _Rules()
-    # Named by the set's ranks, which have made the same optimizers: a set's id may be used again.
+    # The name is made of the set's ranks, not of its id, which another set may use later.
     kind = "horovod" if choices.members is None else f"horovod{choices.members.suffix}"
     name = gradients.next_name(_client.current(), kind)
     distributed: Any = distribute(

@@ -19,10 +19,10 @@ _numbers = itertools.count()
 
 
 class SyncBatchNorm(_BatchNorm):
-    """torch.nn.BatchNorm whose mean and variance are those of all ranks' inputs, on CPUs and GPUs.
+    """torch.nn.BatchNorm with the mean and the variance of all ranks' inputs, on CPUs and GPUs.
 
-    Ranks may have batches of different lengths. In eval mode it is the plain one, unless it tracks no
-    statistics; alone it always is. Made in the same order at every rank.
+    Ranks may have batches of different lengths. Every rank must make these layers in the same
+    order. With one rank, or in eval mode with tracked statistics, it does as the plain layer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SyncBatchNorm(_BatchNorm):
         shape = [1, -1] + [1] * (input.dim() - 2)
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         count = torch.tensor([wide.numel() // wide.shape[1]], dtype=wide.dtype, device=wide.device)
-        # Autograd goes through both rounds, and so to all ranks' inputs.
+        # Autograd goes through both rounds, and so reaches all ranks' inputs.
         sums = torch.cat([wide.sum(others), count])
         total = tw.push_pull(sums, name=f"{self._name}.mean", op=tw.Op.SUM)
         whole = total[-1]

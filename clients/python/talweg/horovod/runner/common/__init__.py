@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What little there is of the insides of Horovod's launcher."""
+"""The few parts of the inside of Horovod's launcher that programs use."""

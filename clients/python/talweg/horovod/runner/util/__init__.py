@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovod.runner.util."""
+"""The part of horovod.runner.util that programs use."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads as programs around Horovod start them."""
+"""Starts threads for programs that use Horovod's helper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls target(*args) on a thread of its own, which is returned; `silent`: its errors are lost."""
+    """Calls target(*args) on a new thread, and returns the thread.
+
+    `silent` drops its errors. Raises ValueError if `args` is no tuple.
+    """
     if not isinstance(args, tuple):
         raise ValueError(
             f"args must be a tuple, not {type(args)}, for a single argument use (arg,)"

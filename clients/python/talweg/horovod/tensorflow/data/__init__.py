@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's compute service for tf.data, which is not offered."""
+"""Horovod's compute service for tf.data. Talweg does not offer it."""
 
 from talweg.horovod._absent import missing
 

@@ -102,7 +102,7 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedOptimizer() that leaves the gradients of `local_layers` unreduced."""
+    """Does as DistributedOptimizer(), but does not reduce the gradients of `local_layers`."""
     return _impl.distribute(
         optimizer,
         op,

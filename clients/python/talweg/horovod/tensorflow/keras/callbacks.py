@@ -20,14 +20,14 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(_keras.BroadcastVariables, tf.keras.callbacks.Callback):
-    """Makes all variables the root's after the first batch; `local_variables` stay as they are."""
+    """Makes all variables but `local_variables` equal to the root's, after the first batch."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__(root_rank, device, local_variables)
 
 
 class MetricAverageCallback(_keras.MetricAverage, tf.keras.callbacks.Callback):
-    """Averages an epoch's figures over the ranks; comes before callbacks that use them."""
+    """Averages an epoch's metrics over the ranks. Put it before callbacks that use them."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__(device)
@@ -38,7 +38,7 @@ _BestModelCheckpoint: Any = best_model_checkpoint(tf.keras)
 
 
 class BestModelCheckpoint(_BestModelCheckpoint):
-    """Keeps the best model in the file that the attribute `filepath` names."""
+    """Keeps the best model in the file that the attribute `filepath` names. Set it first."""
 
     def __init__(
         self,

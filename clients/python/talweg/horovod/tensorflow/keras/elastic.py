@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic of tf.keras: that of horovod.keras."""
+"""hvd.elastic of tf.keras. It is the same as that of horovod.keras."""
 
 from __future__ import annotations
 

@@ -15,5 +15,5 @@ __all__ = ["ElasticSampler", "ObjectState", "TorchState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls `func(state, ...)`, again after each change of the nodes, until it returns."""
+    """Makes a function that calls `func(state, ...)` again after each change, until it returns."""
     return _elastic.run_fn(func)

@@ -16,10 +16,10 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
-    """hvd.elastic.ElasticSampler: what is left of an epoch, dealt anew after each change.
+    """Horovod's sampler. It deals what is left of an epoch anew after each change.
 
-    It remembers how many samples were done, not which; the last batches are padded so that all
-    ranks have as many. talweg.ElasticSampler pads nothing, and takes each sample once.
+    It keeps how many samples were done, but not which. It repeats samples at the end, so that all
+    ranks have the same number. talweg.ElasticSampler repeats none, and takes each sample once.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -31,13 +31,13 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """At the end of an epoch: the next one has all samples."""
+        """Begins the next epoch, which has all samples. Call it at the end of an epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """All ranks have processed a batch of that size."""
+        """Counts a batch that every rank has processed. `batch_idx` has no effect."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
@@ -49,7 +49,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[type-arg]
         self.reset()
 
     def reset(self) -> None:
-        """Deals what is left to the ranks that are there."""
+        """Deals the samples that are left to the current ranks."""
         is_in = talweg.is_initialized()
         self.num_replicas = talweg.size() if is_in else 1
         self.rank = talweg.rank() if is_in else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.elastic.TorchState, over talweg.torch.Elastic."""
+"""hvd.elastic.TorchState, made of talweg.torch.Elastic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["StateHandler", "TorchState", "get_handler_registry", "set_handler_re
 
 
 class TorchState(_elastic.State, Elastic):
-    """hvd.elastic.TorchState: a model, an optimizer, samplers and other values."""
+    """The State of a model, an optimizer, samplers and other values."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ def _refuse_handlers(what: str) -> NoReturn:
 
 
 class StateHandler:
-    """Horovod's base of handlers, which are refused where one is written."""
+    """Horovod's base of handlers. Talweg has none: a subclass raises Unsupported."""
 
     def __init_subclass__(cls) -> None:
         _refuse_handlers(f"class {cls.__name__}(StateHandler)")

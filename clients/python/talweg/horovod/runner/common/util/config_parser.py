@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovodrun's options from a file, and what variables they set."""
+"""Reads horovodrun's options from a file, and sets the options' variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from talweg.horovod.runner._variables import variables_of
 
 __all__ = ["read_config", "set_args_from_config", "set_env_from_args"]
 
-# By section: what the names of its options begin with, and its keys.
+# By section: the prefix of its options' names, and its keys.
 _SECTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "params": (
         "",
@@ -42,20 +42,23 @@ _SECTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def __getattr__(name: str) -> str:
-    """config_parser.HOROVOD_CYCLE_TIME and its kin are their own names."""
+    """Returns the name itself for config_parser.HOROVOD_CYCLE_TIME and other variables."""
     if name in TABLE.by_name:
         return name
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def set_env_from_args(env: dict[str, str], args: Any) -> dict[str, str]:
-    """Sets the variables of the options that are given."""
+    """Sets the variables of the options that are given; returns `env`."""
     env.update(variables_of(args))
     return env
 
 
 def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: Any = ()) -> None:
-    """Sets options that were not given, by the sections of a file; those in `override_args` were."""
+    """Sets options that were not given, from the sections of a file.
+
+    Options in `override_args` stay as they are. Raises InvalidArgument for a bad section.
+    """
 
     def put(name: str, value: Any) -> None:
         if value is not None and name not in override_args and getattr(args, name) is None:
@@ -63,7 +66,7 @@ def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: An
 
     controller = config.get("controller")
     if controller is not None and str(controller).lower() not in ("gloo", "mpi"):
-        raise InvalidArgument(f"controller is {controller!r}; it is gloo or mpi")
+        raise InvalidArgument(f"controller is {controller!r}; it must be gloo or mpi")
     if controller is not None and not args.use_gloo and not args.use_mpi:
         setattr(args, f"use_{str(controller).lower()}", True)
     unknown = [name for name in config if name not in (*_SECTIONS, "controller")]
@@ -85,13 +88,16 @@ def set_args_from_config(args: Any, config: Mapping[str, Any], override_args: An
 
 
 def read_config(path: str) -> Mapping[str, Any]:
-    """The sections of a YAML file."""
+    """Returns the sections of a YAML file.
+
+    Raises InvalidArgument if it cannot be read as such, and Unsupported without PyYAML.
+    """
     try:
         yaml = importlib.import_module("yaml")
     except ModuleNotFoundError:
         raise Unsupported(
-            "--config-file: PyYAML reads it, which is not installed: pip install pyyaml, or give the "
-            "options themselves"
+            "--config-file needs PyYAML, which is not installed: pip install pyyaml, or give the "
+            "options on the command line"
         ) from None
     try:
         config = yaml.safe_load(Path(path).read_text()) or {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher has told of this process's place, before init()."""
+"""Reads from the launcher's variables which rank this process is, before init()."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PAIRS = (
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """The rank and the number of ranks; 0 and 1 without a launcher.
+    """Returns the rank and the number of ranks; (0, 1) without a launcher.
 
-    RuntimeError where a launcher has told only one of them.
+    Raises RuntimeError if only one of them is set.
     """
     for pair in _PAIRS:
         given = [name for name in pair if name in os.environ]
@@ -25,6 +25,6 @@ def get_env_rank_and_size() -> tuple[int, int]:
             return int(os.environ[pair[0]]), int(os.environ[pair[1]])
         if given:
             raise RuntimeError(
-                f"{given[0]} is set, and of {pair[0]} and {pair[1]} the other is not: set both or none"
+                f"only {given[0]} of {pair[0]} and {pair[1]} is set: set both, or neither"
             )
     return 0, 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion scripts: the shells accept them, and bash completes with them."""
+"""Tests completion scripts: the shells accept them, and bash completes with them."""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run` where daemons and ranks die: what is started again, and what ends the run."""
+"""Tests `talweg run` when daemons and ranks die: what it starts again, and what ends the run."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ class RunDeathsTest(RunTestCase):
             self.assertIn("    no luck\n", errors)
 
     def test_a_daemon_that_never_serves(self) -> None:
-        # Long enough for the others to serve on a busy machine.
+        # The others have enough time to serve, even on a busy machine.
         status, _, errors = run(
             "--nodes=2", "--ready-timeout-ms=5000", "--", "true", FAKE_DAEMON_SILENT="talweg-agent"
         )
@@ -69,7 +69,7 @@ class RunDeathsTest(RunTestCase):
             run.until_output("[0] up")
         pids = [int((run.log / f"rank{rank}").read_text()) for rank in range(2)]
         supervisor = run.supervisor()
-        os.kill(supervisor, signal.SIGSTOP)  # So that it sees both ends at once.
+        os.kill(supervisor, signal.SIGSTOP)  # When it goes on, it sees both ends at once.
         os.kill(pids[0], signal.SIGKILL)
         (run.log / "go").touch()
         for pid in pids:
@@ -92,7 +92,7 @@ class RunDeathsTest(RunTestCase):
             status, output, errors = run.end()
             self.assertEqual((status, output.count("done")), (0, 2), errors)
             self.assertIn("killed by signal 9 (Killed); it is started again, steps go on", errors)
-            # The first one may choose its port, the others have its address, and all its store.
+            # The first scheduler may choose its port. The others get its address, and its store.
             listens = {re.sub(".*--listen=([^ ]*).*", r"\1", line) for line in started}
             self.assertEqual(listens, {"127.0.0.1:0", "127.0.0.1:4711"} if options else {*listens})
             [store] = {re.sub(".*--store_path=([^ ]*).*", r"\1", line) for line in started}
@@ -118,13 +118,13 @@ class RunDeathsTest(RunTestCase):
         self.assertEqual((status, errors.count("is started again")), (0, 0), errors)
 
     def test_a_rank_that_is_slow_to_end_gets_no_other_agent(self) -> None:
-        # It has time enough to get one.
+        # Two seconds would be enough to get another agent.
         run = Run("--", "sleep", "2", FAKE_AGENT_ENDS_WITH="0")
         run.process.wait(TIMEOUT_S)
         self.assertEqual(len(run.arguments_of("talweg-agent")), 1)
         self.assertEqual(run.end()[0], 0)
 
-    # Rank 0 says that it fails, then rank 1 does, which ends first.
+    # Rank 0 says first that it fails. Rank 1 says it later, but ends first.
     _ENDS_LATER = """
         own=$TALWEG_RUN_FAILS
         if [ $RANK = 0 ]; then
@@ -142,7 +142,7 @@ class RunDeathsTest(RunTestCase):
     """
 
     def test_the_rank_that_has_failed_first_is_named(self) -> None:
-        """Though another one, which fails because of it, has ended before it."""
+        """The other rank fails because of it, but ends before it."""
         shape = ["--ranks-per-node=2", "--"]
         for then, named, status in (("", "rank 0", 7), ("sleep 1000", "rank 1", 3)):
             run = Run(*shape, "bash", "-c", self._ENDS_LATER % then)
@@ -150,7 +150,7 @@ class RunDeathsTest(RunTestCase):
             self.assertEqual(found, status, errors)
             self.assertRegex(errors, rf"{named} \(pid \d+\) failed first: exit status {status}")
 
-    # Rank 1 fails until its node has been started again twice.
+    # Rank 1 fails until its node was started again twice.
     _FAILS_TWICE = """
         echo "up $RANK.$TALWEG_RUN_RESTARTS"
         [ $RANK = 1 -a $TALWEG_RUN_RESTARTS -lt 2 ] && exit 7
@@ -171,7 +171,7 @@ class RunDeathsTest(RunTestCase):
         status, output, errors = run.end()
         self.assertEqual(status, 0, errors)
         self.assertEqual(started, 4)
-        self.assertEqual(re.findall(r"up 0\.\d", seen), ["up 0.0"])  # Node 0 works on.
+        self.assertEqual(re.findall(r"up 0\.\d", seen), ["up 0.0"])  # Node 0 was not started again.
         self.assertIn("done 0.0", seen + output)
         self.assertIn("done 1.2", seen + output)
         self.assertIn("done 2.2", seen + output)
@@ -250,7 +250,7 @@ class RunDeathsTest(RunTestCase):
         self.assertEqual(errors.count("all nodes are started again"), 2)
 
     def test_where_all_are_needed_the_last_to_start_again_is_waited_for(self) -> None:
-        """The other node's rank has ended well before that."""
+        """The other node's rank ends well before node 0's agent serves again."""
         script = """
             [ $RANK.$TALWEG_RUN_RESTARTS = 0.0 ] && exec sleep 1000
             [ $RANK.$TALWEG_RUN_RESTARTS = 1.0 ] && exit 7
@@ -297,7 +297,7 @@ class RunDeathsTest(RunTestCase):
         status, _, errors = run("--", "sh", "-c", "sleep 0.1; exit 7", FAKE_AGENT_ENDS_WITH="1")
         self.assertEqual(status, 7)
         self.assertIn("rank 0", errors)
-        # It takes longer to end, and has said that it fails.
+        # This rank has said that it fails, and ends later than the agent.
         script = "touch $TALWEG_RUN_FAILS; sleep 3; exit 7"
         status, _, errors = run("--", "sh", "-c", script, FAKE_AGENT_ENDS_WITH="1")
         self.assertEqual(status, 7, errors)

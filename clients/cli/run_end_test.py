@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of `talweg run` by signals, kills and readers that go: nothing is left."""
+"""Tests that `talweg run` leaves nothing when signals, kills or the end of its reader end it."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from run_testing import TIMEOUT_S, Run, RunTestCase
 
 class RunEndTest(RunTestCase):
     def test_interrupt_at_any_moment(self) -> None:
-        # Before anything, while daemons start, while ranks run. Whatever the moments turn out to be, the
-        # outcome is the same.
+        # The signal comes before anything starts, while daemons start, or while ranks run. The
+        # outcome is the same in every case.
         for wait_s in (0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
             run = Run("--nodes=2", "--ranks-per-node=2", "--", "sh", "-c", "echo up; sleep 1000")
             time.sleep(wait_s)
@@ -59,12 +59,12 @@ class RunEndTest(RunTestCase):
         # The supervisor goes first: when its parent ends, the kernel continues its stopped group.
         pids = [run.supervisor(), run.process.pid]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)  # Neither hears of the other's end.
+            os.kill(pid, signal.SIGSTOP)  # A stopped process does not learn of the other's end.
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         run.process.wait(TIMEOUT_S)
         [left] = run.temporary.iterdir()
-        # It takes nothing from a run that lives.
+        # The next run takes nothing from a run that still lives.
         beside = Run("--", "bash", "-c", "echo up; sleep 1000", TMPDIR=str(run.temporary))
         beside.until_output("up")
         [alive] = run.temporary.iterdir()
@@ -106,7 +106,7 @@ class RunEndTest(RunTestCase):
         run = Run("--grace-ms=500", "--", "sh", "-c", "while :; do echo line; done")
         run.until_output("line")
         run.process.send_signal(signal.SIGINT)
-        run.process.wait(TIMEOUT_S)  # Without reading anything.
+        run.process.wait(TIMEOUT_S)  # Nobody reads the output meanwhile.
         self.assertEqual(run.end()[0], 130)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run` with shell scripts as daemons and ranks: what it starts, passes on and reports."""
+"""Tests what `talweg run` starts, passes on and reports, with scripts as daemons and ranks."""
 
 import os
 import pathlib
@@ -37,7 +37,7 @@ class RunTest(RunTestCase):
         )
         self.assertEqual(sorted(errors.splitlines()), ["[0] partial", "[1] partial", "[2] partial"])
         self.assertEqual(len(scheduler), 1)
-        # Nothing listens on a port; sockets lie in the run's directory, and the secret beside them.
+        # Nothing listens on a port. The sockets and the secret lie in the run's directory.
         directory = rf"{re.escape(str(run.temporary))}/talweg-run-\w+"
         for lines in (scheduler, aggregators, agents):
             for line in lines:
@@ -75,8 +75,8 @@ class RunTest(RunTestCase):
             for rank, name in enumerate(names):
                 self.assertEqual((kept / name / "stdout").read_bytes(), f"{rank}\rx".encode())
                 self.assertEqual((kept / name / "stderr").read_bytes(), b"b\n")
-            self.assertEqual(output.count("x\n"), 12)  # It is shown, too.
-            self.assertEqual(run(*job, "true")[0], 0)  # Which begins anew.
+            self.assertEqual(output.count("x\n"), 12)  # The output is shown, too.
+            self.assertEqual(run(*job, "true")[0], 0)  # This run begins the files anew.
             self.assertEqual((kept / names[0] / "stdout").read_bytes(), b"")
 
     def test_output_of_a_rank_that_has_failed_is_kept(self) -> None:
@@ -87,7 +87,7 @@ class RunTest(RunTestCase):
             self.assertEqual(pathlib.Path(kept, "rank.0/stdout").read_text(), "life 0\nlife 1\n")
 
     def test_a_disk_that_is_full(self) -> None:
-        """What is lost is said where it can be; the ranks go on."""
+        """`talweg run` reports the loss where it still can. The ranks go on."""
         for redirection, said in (
             (">/dev/full", "what is written to stdout is lost, the run goes on: No space left"),
             ("2>/dev/full", ""),
@@ -206,7 +206,7 @@ class RunTest(RunTestCase):
         status, output, errors = run.end()
         self.assertEqual((status, errors), (0, ""))
         self.assertIn("--scheduler=10.0.0.7:7447", agent)
-        # The user's own secret, if there is one, is the agent's to find.
+        # The agent itself finds the user's secret, if there is one.
         self.assertNotIn("--secret_file", agent)
         self.assertIn("--admin_listen=unix:/", agent)
         self.assertEqual(
@@ -221,7 +221,7 @@ class RunTest(RunTestCase):
         self.assertIn("rank 1's last lines:\n    broken\n", errors)
 
     def test_the_others_go_on_without_a_node(self) -> None:
-        # Rank 0 sees the end of both ranks of the other node, of which one fails.
+        # Rank 0 ends after both ranks of the other node. One of these fails.
         script = """
             echo $$ > $TALWEG_TEST_LOG/$RANK.pid.new
             mv $TALWEG_TEST_LOG/$RANK.pid.new $TALWEG_TEST_LOG/$RANK.pid
@@ -247,7 +247,7 @@ class RunTest(RunTestCase):
         self.assertIn("--loss_policy=continue", agents[0])
 
     def test_ranks_that_end_at_once(self) -> None:
-        # Both have ended when the supervisor hears of the first, which has ended well.
+        # Both ranks have ended when the supervisor sees the first end, even if that one ended well.
         script = """
             echo $$ > $TALWEG_TEST_LOG/$RANK.pid
             until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done

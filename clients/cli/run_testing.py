@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`talweg run` with shell scripts as daemons, and what its processes leave."""
+"""Runs `talweg run` with shell scripts as daemons, and checks what its processes leave."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ RUNS: list["Run"] = []
 
 
 class Run:
-    """One `talweg run`, whose processes are known by a mark in their environment."""
+    """One `talweg run`. A mark in their environment identifies its processes."""
 
     def __init__(self, *arguments: str, under: Sequence[str] = (), **environment: str) -> None:
         """`under` is what starts it."""
@@ -84,7 +84,7 @@ class Run:
         RUNS.append(self)
 
     def remove(self) -> None:
-        """Ends what a failed test has left."""
+        """Ends the processes that a failed test has left, and removes the files."""
         while left := self.marked():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -110,7 +110,7 @@ class Run:
     def supervisor(self) -> int:
         children = []
         for pid in self.marked():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has just ended.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It may end now.
                 stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
                 if int(stat.rpartition(")")[2].split()[1]) == self.process.pid:
                     children.append(pid)
@@ -131,7 +131,7 @@ class Run:
         return seen.decode()
 
     def end(self) -> tuple[int, str, str]:
-        """Waits for the end; the status, stdout and stderr. Nothing may be left."""
+        """Waits for the end, checks that nothing is left; returns status, stdout and stderr."""
         try:
             output, errors = self.process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -139,11 +139,13 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
             output, errors = self.process.communicate()
             raise AssertionError(f"hangs: {output.decode()} {errors.decode()}") from None
-        # The outputs' end means that all who held them have gone; who did not hold them may take a moment.
+        # The outputs end when all processes that held them have ended. Others may take a moment
+        # longer.
         deadline = time.monotonic() + TIMEOUT_S
         while (left := self.marked()) and time.monotonic() < deadline:
             os.sched_yield()
-        # TSan's runtime has a file for a moment when a program starts; who is killed just then leaves it.
+        # TSan's runtime has a file for a moment while a program starts. If the program is killed
+        # just then, the file is left.
         files = [path for path in self.temporary.iterdir() if not path.name.startswith("tsan.")]
         assert not left, f"processes left: {left}"
         assert not files, f"files left: {files}"
@@ -154,7 +156,7 @@ class Run:
         return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
     def until_started(self, daemon: str, count: int) -> None:
-        """Returns when the daemon has been started as often."""
+        """Waits until the daemon was started `count` times."""
         deadline = time.monotonic() + TIMEOUT_S
         while len(self.pids_of(daemon)) < count:
             assert time.monotonic() < deadline, f"{daemon} was not started {count} times"
@@ -162,7 +164,7 @@ class Run:
 
     @staticmethod
     def until_ended(pid: int) -> None:
-        """Returns when the process has ended, though its parent has not seen that yet."""
+        """Waits until the process has ended. Its parent must not have seen that yet."""
         deadline = time.monotonic() + TIMEOUT_S
         while pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline, f"process {pid} goes on"
@@ -177,7 +179,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 
 class RunTestCase(unittest.TestCase):
-    """Ends what the test's runs have left."""
+    """Ends all processes that the test's runs have left."""
 
     def tearDown(self) -> None:
         while RUNS:

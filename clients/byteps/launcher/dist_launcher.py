@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""BytePS's ssh launcher: `python dist_launcher.py --help` has its options."""
+"""BytePS's ssh launcher. `python dist_launcher.py --help` shows its options."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""launch.py's name in BytePS's older documents."""
+"""The same as launch.py, under its name in BytePS's older documents."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digits and the network of the examples for Keras."""
+"""The digits and the network of the Keras examples."""
 
 from __future__ import annotations
 

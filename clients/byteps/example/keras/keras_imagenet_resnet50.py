@@ -37,7 +37,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def _last_epoch(options: argparse.Namespace) -> int:
-    """That of the newest checkpoint, which rank 0 has; 0: there is none."""
+    """Returns the epoch of rank 0's newest checkpoint; 0 if there is none."""
     found = 0
     for epoch in range(options.epochs, 0, -1):
         if os.path.exists(options.checkpoint_format.format(epoch=epoch)):

@@ -11,7 +11,7 @@ from keras_digits import load_digits, make_model
 def main() -> None:
     bps.init()
     (images, classes), test = load_digits(bps.rank() == 0)
-    count = len(classes) // bps.size() * bps.size()  # As many for each rank.
+    count = len(classes) // bps.size() * bps.size()  # Every rank gets the same number.
     images, classes = (each[bps.rank() : count : bps.size()] for each in (images, classes))
     model = make_model()
     model.compile(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As keras_mnist.py, with averaged metrics, a warmup of the learning rate, and augmented images."""
+"""Adds averaged metrics, a learning rate warmup and augmented images to keras_mnist.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many images a second a model trains on by Model.train_on_batch, with byteps.keras."""
+"""Measures images per second in training by Model.train_on_batch, with byteps.keras."""
 
 from __future__ import annotations
 

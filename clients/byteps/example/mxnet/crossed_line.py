@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two workers on one host whose gradients cancel: a sum that is not zero has crossed lines.
+"""Tests whether two workers on one host get each other's bytes. Their gradients cancel.
 
-In each of 99 rounds rank r pushes a tensor of the round's number times (-1)^r. A server that took
-one worker's bytes for the other's would give each of them its own gradient twice.
+In each of 99 rounds rank r pushes a tensor of the round's number times (-1)^r, so the sum is zero.
+A server that took one worker's bytes for the other's would return twice a worker's own gradient.
 """
 
 from __future__ import annotations

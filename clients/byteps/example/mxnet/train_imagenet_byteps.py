@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a network of Gluon's model zoo with byteps.mxnet.DistributedTrainer: on ImageNet's record
-files, or with --benchmark 1 on random images, to tell how many images a second it trains on.
+files, or with --benchmark 1 on random images, to measure images per second.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def network(options: argparse.Namespace) -> gluon.HybridBlock:
 
 
 def random_batches(options: argparse.Namespace, place: mx.Context) -> Iterator[Batch]:
-    """One random batch, again and again."""
+    """Yields the same random batch again and again."""
     images = mx.nd.random.uniform(-1, 1, (options.batch_size, *options.shape), ctx=place)
     classes = mx.nd.random.randint(0, options.num_classes, (options.batch_size,), ctx=place)
     for _ in range(max(1, options.num_examples // options.batch_size // bps.size())):
@@ -81,7 +81,7 @@ def random_batches(options: argparse.Namespace, place: mx.Context) -> Iterator[B
 
 
 def recorded_batches(options: argparse.Namespace, place: mx.Context) -> Iterator[Batch]:
-    """This rank's part of the record file, once."""
+    """Yields this rank's part of the record file once."""
     red, green, blue = (float(mean) for mean in options.rgb_mean.split(","))
     batches = mx.io.ImageRecordIter(
         path_imgrec=options.data_train,
@@ -106,7 +106,7 @@ def recorded_batches(options: argparse.Namespace, place: mx.Context) -> Iterator
 
 
 class Meter:
-    """Prints progress, and images a second by rank and in all."""
+    """Prints progress, and images per second of a rank and of all ranks."""
 
     def __init__(self, options: argparse.Namespace, device: str) -> None:
         self._options = options
@@ -119,7 +119,7 @@ class Meter:
             print(text, flush=True)
 
     def restart(self) -> None:
-        """What was computed before does not count."""
+        """Starts the time anew."""
         self._began = time.monotonic()
 
     def after(self, epoch: int, batch: int, loss: mx.nd.NDArray) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many images a second a model trains on, when the next forward pass makes the steps."""
+"""Measures images per second in training, when the next forward pass makes the steps."""
 
 from __future__ import annotations
 

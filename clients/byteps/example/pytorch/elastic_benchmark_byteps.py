@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As benchmark_byteps.py, in two parts: between them every rank leaves the job and joins another."""
+"""Does as benchmark_byteps.py in two parts. Between them every rank leaves its job for another."""
 
 from __future__ import annotations
 

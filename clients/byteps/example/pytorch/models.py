@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of the benchmarks: torchvision's where it is installed, else these of the same shape.
+"""The models of the benchmarks: torchvision's if it is installed, else these of the same shape.
 
-They have no trained weights: a benchmark needs none.
+They have no trained weights, because a benchmark needs none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class _Block(nn.Module):
-    """A residual block: two 3x3 convolutions, or with `expansion` 4 a bottleneck of three."""
+    """A residual block of two 3x3 convolutions; with `expansion` 4, a bottleneck of three."""
 
     def __init__(self, channels_in: int, width: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ _OWN: dict[str, Callable[[int], nn.Module]] = {
 
 
 def make(name: str, num_classes: int) -> nn.Module:
-    """The model of that name; SystemExit names those there are."""
+    """Returns the model of that name. SystemExit lists the names if there is none."""
     try:
         from torchvision import models as torchvision_models
     except ImportError:

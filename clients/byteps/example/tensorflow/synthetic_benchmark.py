@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many images a second a model trains on, with byteps.tensorflow.DistributedOptimizer."""
+"""Measures images per second in training, with byteps.tensorflow.DistributedOptimizer."""
 
 from __future__ import annotations
 

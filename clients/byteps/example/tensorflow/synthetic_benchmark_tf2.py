@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many images a second a model trains on, with byteps.tensorflow.DistributedGradientTape."""
+"""Measures images per second in training, with byteps.tensorflow.DistributedGradientTape."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def main() -> None:
 
     for number, (batch, labels) in enumerate(dataset.take(max(1, _STEPS // bps.size()))):
         loss = step(batch, labels)
-        if number == 0:  # By now there are variables, also the optimizer's.
+        if number == 0:  # The first step has made the model's and the optimizer's variables.
             bps.broadcast_variables(model.variables, root_rank=0)
             bps.broadcast_variables(optimizer.variables, root_rank=0)
         if number % 10 == 0 and bps.rank() == 0:

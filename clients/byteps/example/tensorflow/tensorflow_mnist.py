@@ -21,7 +21,7 @@ def _weights(name: str, *shape: int) -> tf.Variable:
 
 
 def _logits(images: tf.Tensor) -> tf.Tensor:
-    """A convolution and two layers."""
+    """Returns the outputs of a convolution and two linear layers."""
     x = tf.nn.conv2d(images, _weights("conv", 5, 5, 1, 16), strides=2, padding="VALID")
     x = tf.reshape(tf.nn.relu(x), [-1, 12 * 12 * 16])
     x = tf.nn.relu(x @ _weights("dense1", 12 * 12 * 16, 64))
@@ -47,7 +47,7 @@ def main() -> None:
     ]
 
     def test(step_context: Any) -> float:
-        """Without the hooks."""
+        """Returns the share of right classes, without the session's hooks."""
         return step_context.session.run(right, {x: test_images, y: test_classes})
 
     random = np.random.RandomState(bps.rank())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorFlow's benchmarks share: their options, a random batch, and what they print."""
+"""The common part of TensorFlow's benchmarks: options, a random batch, and the output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_options(description: str, fp16_option: str) -> argparse.Namespace:
 
 
 def choose_device(options: argparse.Namespace, local_rank: int) -> str:
-    """Leaves this rank one GPU, or none; returns what it is called in the figures."""
+    """Leaves this rank one GPU, or none; returns the device's name for the output."""
     devices = tf.config.list_physical_devices("GPU")
     if options.no_cuda or not devices:
         tf.config.set_visible_devices([], "GPU")
@@ -52,14 +52,14 @@ def make_model(options: argparse.Namespace) -> Any:
 
 
 def random_batch(options: argparse.Namespace) -> tuple[tf.Tensor, tf.Tensor]:
-    """Images and classes."""
+    """Returns images and their classes."""
     shape = (options.batch_size, options.image_size, options.image_size, 3)
     classes = tf.random.uniform([options.batch_size], maxval=options.num_classes, dtype=tf.int64)
     return tf.random.uniform(shape), classes
 
 
 def run(options: argparse.Namespace, bps: Any, device: str, step: Callable[[], Any]) -> None:
-    """Prints images a second: of each figure, then their mean and spread, at rank 0."""
+    """Prints each measurement in images per second, then their mean and spread, at rank 0."""
 
     def say(text: str) -> None:
         if bps.rank() == 0:

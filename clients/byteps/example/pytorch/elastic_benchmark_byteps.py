@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does as benchmark_byteps.py in two parts. Between them every rank leaves its job for another."""
+"""Measures as benchmark_byteps.py, in two parts. Between them every rank changes its job."""
 
 from __future__ import annotations
 

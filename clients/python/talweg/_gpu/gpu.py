@@ -218,7 +218,7 @@ class Gpus:
         self._told: set[tuple[int, str]] = set()
 
     def declare(self, name: str, declaration: Declaration, place: Place, priority: int) -> None:
-        """Does as Tensors.declare(), for a tensor on the GPU of `place`."""
+        """Declares a tensor on the GPU of `place`, as Tensors.declare() does."""
         with self._lock, self._driver.context(place.gpu):
             if self._find(name, declaration, place, priority) is None:
                 self.client.tensors.declare(name, declaration, priority)
@@ -226,7 +226,7 @@ class Gpus:
     def declare_all(
         self, declarations: Sequence[tuple[str, Declaration, int]], place: Place
     ) -> None:
-        """Does as Tensors.declare_all(), for tensors on one GPU. `place` is that of one of them.
+        """Declares tensors on one GPU, as Tensors.declare_all() does. `place` is one tensor's.
 
         Each tensor gets its events at its first push.
         """

@@ -110,7 +110,7 @@ class ExchangeCalls:
         rooms: Sequence[int],
         end: float | None = None,
     ) -> bool:
-        """Does as wait_parts(). The parts go to `places`, which have room for `rooms` bytes."""
+        """Waits as wait_parts() does. The parts go to `places`, which have `rooms` bytes each."""
         count = len(places)
         addresses, lengths = (ctypes.c_void_p * count)(*places), (_u64 * count)(*rooms)
         wait = self._library.talweg_wait_places

@@ -240,7 +240,7 @@ def _on_own_thread(
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
 ) -> list[tf.Tensor]:
-    """Does as tf.numpy_function(), but occupies none of a session's threads while it waits.
+    """Replaces tf.numpy_function(). It occupies none of a session's threads while it waits.
 
     TensorFlow computes a dataset's only element on a thread of that kernel. The function that maps
     the element runs on the same thread if it is declared to need no parallelism.

@@ -400,7 +400,7 @@ def reduce_many(
     names: Sequence[str | None],
     hows: Sequence[Reduction],
 ) -> list[tf.Tensor]:
-    """Does as _ops.reduce_many(), in a graph. Each tensor has a name."""
+    """Reduces all tensors by the kernel, in a graph. Each must have a name."""
     return [
         loaded.reduce(tensor, name or "", how) for tensor, name, how in zip(tensors, names, hows)
     ]

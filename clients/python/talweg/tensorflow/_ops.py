@@ -194,7 +194,7 @@ def grouped_push_pull(
     postscale_factor: float = 1.0,
     priority: int = 0,
 ) -> list[tf.Tensor]:
-    """Does push_pull() of each tensor. With a name they are called name.0, name.1 and so on."""
+    """Returns push_pull() of each tensor. With a name these are called name.0, name.1 and so on."""
     how = _reduction(op, average, process_set, prescale_factor, postscale_factor, priority)
     return reduce_tensors(tensors, group_names("grouped_push_pull", tensors, name), how)
 
@@ -281,7 +281,7 @@ def gather_many(
     of_some: bool = False,
     own_at_entry: bool = False,
 ) -> list[tf.Tensor]:
-    """Does all_gather() of each, without gradients; `of_some`: goes on without joined ranks."""
+    """Gathers each tensor, without gradients; `of_some`: goes on without ranks that have joined."""
     _client.current()
     how = Reduction(process_set=process_set, priority=priority, own_at_entry=own_at_entry)
 
@@ -303,7 +303,7 @@ def gather_tensors(
     process_set: ProcessSet | None,
     operation: str = "all_gather",
 ) -> list[tf.Tensor]:
-    """Does all_gather() of each. The gradients are averaged, and each rank gets its own rows."""
+    """Gathers each tensor. The gradients are averaged, and each rank gets its own rows of them."""
 
     @tf.custom_gradient
     def gathered(*inputs: tf.Tensor) -> Any:
@@ -344,7 +344,7 @@ def all_gather(
 def grouped_all_gather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[tf.Tensor]:
-    """Does all_gather() of each tensor. With a name they are called name.0, name.1 and so on."""
+    """Returns all_gather() of each. With a name these are called name.0, name.1 and so on."""
     names = group_names("grouped_all_gather", tensors, name)
     return gather_tensors(tensors, names, process_set, "grouped_all_gather")
 
@@ -359,7 +359,7 @@ def scatter_tensors(
     how: Reduction,
     operation: str = "reduce_scatter",
 ) -> list[tf.Tensor]:
-    """Does reduce_scatter() of each. The gradient is gathered, and for a sum times the ranks."""
+    """Scatters each reduction. The gradient is gathered; for a sum, times the number of ranks."""
     _client.current()
     factor = how.prescale * how.postscale
 
@@ -417,7 +417,7 @@ def grouped_reduce_scatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Does reduce_scatter() of each tensor. With a name they are called name.0 and so on."""
+    """Returns reduce_scatter() of each. With a name these are called name.0, name.1 and so on."""
     how = _reduction(op, average, process_set, prescale_factor, postscale_factor, 0)
     names = group_names("grouped_reduce_scatter", tensors, name)
     return scatter_tensors(tensors, names, how, "grouped_reduce_scatter")
@@ -453,7 +453,7 @@ def exchange_tensor(
     process_set: ProcessSet | None,
     drops_surplus: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Does all_to_all(). `drops_surplus` leaves out rows beyond the sum of `splits`."""
+    """Exchanges rows as all_to_all() does. `drops_surplus` leaves out rows beyond the splits."""
     _client.current()
 
     @tf.custom_gradient

@@ -165,7 +165,7 @@ class _Keras3Methods(_Methods):
 
     @plain
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Combines the ranks' gradients, then does as Keras's apply()."""
+        """Applies the ranks' gradients, combined."""
         base: Any = super()
         return _apply_combined(self, self._talweg_steps, base.apply, grads, trainable_variables)
 
@@ -221,13 +221,13 @@ class _TfKerasMethods(_Methods):
     """The methods that an optimizer of tf-keras gets, legacy ones included."""
 
     def minimize(self, *arguments: Any, **keywords: Any) -> Any:
-        """Does as Keras's minimize(), with the ranks' gradients combined."""
+        """Minimizes as Keras does, with the ranks' gradients combined."""
         with self._talweg_steps.minimizing():
             return super().minimize(*arguments, **keywords)  # type: ignore[misc]
 
     @plain
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Does as Keras's, and combines over the ranks. apply_gradients() takes them as they are.
+        """Returns (gradient, variable) pairs, combined. apply_gradients() takes them as they are.
 
         So a check of the gradients, such as a LossScaleOptimizer's, ends alike at all ranks.
         """
@@ -248,7 +248,7 @@ class _TfKerasMethods(_Methods):
 
     @plain
     def get_gradients(self, loss: Any, params: Any) -> Any:
-        """Does as Keras's, and combines over the ranks. Only legacy optimizers have this method."""
+        """Returns the ranks' gradients combined. Only legacy optimizers have this method."""
         gradients = super().get_gradients(loss, params)  # type: ignore[misc]
         return self._talweg_steps.computed(gradients, params)
 
@@ -256,7 +256,7 @@ class _TfKerasMethods(_Methods):
     def apply_gradients(
         self, grads_and_vars: Any, name: str | None = None, *arguments: Any, **keywords: Any
     ) -> Any:
-        """Combines the ranks' gradients, then does as Keras's apply_gradients()."""
+        """Applies the ranks' gradients, combined."""
         own: Any = self
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -281,7 +281,7 @@ class _V1Methods(_Methods):
 
     @plain
     def compute_gradients(self, *arguments: Any, **keywords: Any) -> Any:
-        """Does as TensorFlow's, and combines over the ranks, unless a step has several passes."""
+        """Returns (gradient, variable) pairs, combined unless a step has several passes."""
         base: Any = super()
         pairs = base.compute_gradients(*arguments, **keywords)
         if self._talweg_steps.passes > 1:  # Then apply_gradients() combines their sum.
@@ -295,7 +295,7 @@ class _V1Methods(_Methods):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Does as TensorFlow's. If a step has several passes, it combines their sum first."""
+        """Applies gradients. If a step has several passes, it first combines the passes' sum."""
         base: Any = super()
         if self._talweg_steps.passes == 1:
             return base.apply_gradients(grads_and_vars, global_step, name)

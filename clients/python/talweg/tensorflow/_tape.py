@@ -18,7 +18,7 @@ class _Methods:
     _talweg_choices: Choices
 
     def gradient(self, target: Any, sources: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Does as tf.GradientTape's, and combines the gradients over the ranks."""
+        """Returns the gradients that tf.GradientTape computes, combined over the ranks."""
         own = super().gradient(target, sources, *arguments, **keywords)  # type: ignore[misc]
         return self._talweg_combined(own, sources)
 

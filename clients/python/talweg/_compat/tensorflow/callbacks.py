@@ -13,7 +13,7 @@ def best_model_checkpoint(keras: Any) -> type:
     """Returns Horovod's BestModelCheckpoint; `filepath` must be set before training."""
 
     class BestModelCheckpoint(_keras.Hooks, keras.callbacks.ModelCheckpoint):
-        """Does as ModelCheckpoint(save_best_only=True), to the file named by `filepath`."""
+        """A ModelCheckpoint(save_best_only=True) that writes to `filepath`."""
 
         def __init__(
             self,

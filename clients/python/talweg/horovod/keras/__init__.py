@@ -91,7 +91,7 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Does as DistributedOptimizer(), but does not reduce the gradients of `local_layers`.
+    """Makes an optimizer reduce all gradients but those of `local_layers`; returns it.
 
     The parameters are those of Horovod's documentation. Horovod's code lacks the two after `op`.
     Arguments may be passed by position in either order.

@@ -183,7 +183,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[mx.nd.NDArray]:
-    """Does allreduce() of each tensor. Raises InvalidArgument if they are on several devices."""
+    """Returns allreduce() of each tensor. Raises InvalidArgument if they are on several devices."""
     wanted = basics.resolve(op, average)
     return _grouped(
         tensors, name, wanted, priority, prescale_factor, postscale_factor, process_set, False
@@ -200,7 +200,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[mx.nd.NDArray]:
-    """Does allreduce_() of each tensor. Raises InvalidArgument if they are on several devices."""
+    """Reduces and returns the tensors. Raises InvalidArgument if they are on several devices."""
     wanted = basics.resolve(op, average)
     return _grouped(
         tensors, name, wanted, priority, prescale_factor, postscale_factor, process_set, True
@@ -281,7 +281,7 @@ def grouped_allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> list[mx.nd.NDArray]:
-    """Does allgather() of each tensor."""
+    """Returns allgather() of each tensor."""
     tensors = list(tensors)
     operation = "grouped_allgather"
 
@@ -407,7 +407,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[mx.nd.NDArray]:
-    """Does reducescatter() of each tensor."""
+    """Returns reducescatter() of each tensor."""
     tensors = list(tensors)
     names = group_names(name, "grouped_reducescatter", len(tensors))
     return _together(

@@ -164,7 +164,7 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Does as DistributedGradientTape(), but does not reduce the gradients of `local_layers`."""
+    """Makes `gradtape` reduce all gradients but those of `local_layers`; returns the tape."""
     local = local_variables(local_layers)
     tape = DistributedGradientTape(
         gradtape,

@@ -204,7 +204,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Does allgather() of each tensor; differentiable."""
+    """Returns allgather() of each tensor; differentiable."""
     tensors = list(tensors)
     names = _grouped("grouped_allgather", tensors, name)
     members = members_of(process_set, "grouped_allgather")
@@ -329,7 +329,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Does reducescatter() of each tensor; differentiable."""
+    """Returns reducescatter() of each tensor; differentiable."""
     tensors = list(tensors)
     names = _grouped("grouped_reducescatter", tensors, None)
     how = _scattered(op, prescale_factor, postscale_factor, process_set, "grouped_reducescatter")

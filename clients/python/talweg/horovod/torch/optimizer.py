@@ -44,7 +44,7 @@ class _Rules:
 
     def __init__(self) -> None:
         self.optimizer: Any = None
-        self._told_to_wait = False  # synchronize() was called since the last step.
+        self._told_to_wait = False  # Whether synchronize() was called since the last step.
 
     @property
     def _is_among_several(self) -> bool:

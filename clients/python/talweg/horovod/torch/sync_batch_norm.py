@@ -22,7 +22,7 @@ class SyncBatchNorm(_BatchNorm):
     """torch.nn.BatchNorm with the mean and the variance of all ranks' inputs, on CPUs and GPUs.
 
     Ranks may have batches of different lengths. Every rank must make these layers in the same
-    order. With one rank, or in eval mode with tracked statistics, it does as the plain layer.
+    order. With one rank, or in eval mode with tracked statistics, it works as the plain layer.
     """
 
     def __init__(

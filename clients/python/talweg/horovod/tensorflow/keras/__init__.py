@@ -102,7 +102,7 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Does as DistributedOptimizer(), but does not reduce the gradients of `local_layers`."""
+    """Makes an optimizer reduce all gradients but those of `local_layers`; returns it."""
     return _impl.distribute(
         optimizer,
         op,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that `talweg run` leaves nothing when signals, kills or the end of its reader end it."""
+"""Tests that `talweg run` leaves nothing behind when a signal, a kill or a lost reader ends it."""
 
 import os
 import signal

@@ -247,7 +247,7 @@ class RunTest(RunTestCase):
         self.assertIn("--loss_policy=continue", agents[0])
 
     def test_ranks_that_end_at_once(self) -> None:
-        # Both ranks have ended when the supervisor sees the first end, even if that one ended well.
+        # Both ranks have ended when the supervisor first looks, and it may see the good end first.
         script = """
             echo $$ > $TALWEG_TEST_LOG/$RANK.pid
             until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done

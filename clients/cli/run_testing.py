@@ -110,7 +110,7 @@ class Run:
     def supervisor(self) -> int:
         children = []
         for pid in self.marked():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It may end now.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended.
                 stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
                 if int(stat.rpartition(")")[2].split()[1]) == self.process.pid:
                     children.append(pid)
@@ -164,7 +164,7 @@ class Run:
 
     @staticmethod
     def until_ended(pid: int) -> None:
-        """Waits until the process has ended. Its parent must not have seen that yet."""
+        """Waits until the process has ended. Call it while its parent cannot wait for it."""
         deadline = time.monotonic() + TIMEOUT_S
         while pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline, f"process {pid} goes on"

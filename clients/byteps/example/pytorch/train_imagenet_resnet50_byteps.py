@@ -51,7 +51,7 @@ def parse_options() -> argparse.Namespace:
 
 
 class Images(Dataset):
-    """The images of a folder per class. It cuts out a random part of each image, or its middle."""
+    """Images from a folder for each class, cut to a random part of each, or to its middle."""
 
     def __init__(self, directory: str, size: int, is_random: bool) -> None:
         classes = sorted(each for each in Path(directory).iterdir() if each.is_dir())

@@ -115,8 +115,8 @@ def push(
 ) -> None:
     """Calls `begin` when all `arrays` may be changed. If `begin` raises, the operation fails.
 
-    The operation keeps the arrays, so the caller may drop them. Nobody else may use these handles:
-    pass aliases, see alias().
+    The operation keeps the arrays, so the caller may drop them. Nobody else may use these handles,
+    so pass aliases: see alias().
     """
     number = next(_numbers)
     _operations[number] = _Operation(arrays, begin)

@@ -55,7 +55,7 @@ class ChosenAverager(GradientAverager):
         waits: bool = True,
         before_backward: Callable[[bool], None] | None = None,
     ) -> None:
-        """`before_backward` is called at a pass's first gradient: is `.grad` averaged already?"""
+        """`before_backward` is called at a pass's first gradient: True if `.grad` is averaged."""
         self._choices = choices
         self._before_backward = before_backward
         # The number of sparse dimensions of each sparse gradient, by its parameter's index.

@@ -2,8 +2,8 @@
 """NVIDIA's driver through ctypes: the few calls that tensors on GPUs need.
 
 Nothing here knows frameworks: memory is an address, a stream is a handle, a GPU is an ordinal of
-this process. These symbols take stream 0 for the legacy default stream, as frameworks do. ctypes
-lets other Python threads run during every call.
+this process. The symbols below take stream 0 for the legacy default stream, as frameworks do.
+ctypes lets other Python threads run during every call.
 """
 
 from __future__ import annotations

@@ -149,8 +149,9 @@ class _Placed:
     tensor: int
     declaration: Declaration
     gpu: int
+    # The agent makes both events.
     pushed: int  # Event: the rank's stream has written the contribution.
-    taken: int  # Event: the agent has written the result. The agent made both.
+    taken: int  # Event: the agent has written the result.
 
 
 @dataclass(frozen=True)
@@ -352,7 +353,7 @@ class Gpus:
         placed.taken = self._driver.open_event(taken)
 
     def push_again(self, push: _Push) -> None:
-        """Pushes an open round again, after the agent has lost the word that it was pushed."""
+        """Pushes an open round again, for an agent that no longer knows that it was pushed."""
         with self._lock, self._driver.context(push.place.gpu):
             self._record_and_push(push)
 
@@ -420,7 +421,7 @@ def _open_driver() -> Driver | None:
 
 
 def gpus_of(client: Client) -> Gpus | None:
-    """Returns the client's Gpus; None if it is a job of one rank or there is no driver."""
+    """Returns the client's Gpus; None if it has no agent, or if there is no driver."""
     if client.is_alone:
         return None
     with _lock:

@@ -53,7 +53,8 @@ class Copy:
         return self._pinned.address
 
     def is_done(self, until: float | None = 0.0) -> bool:
-        """Waits until time.monotonic() is `until`, or without limit for None. Is the copy done?
+        """Waits until time.monotonic() is `until`, for None without limit. Returns whether the
+        copy is done.
 
         Any thread may call this, any number of times.
         """

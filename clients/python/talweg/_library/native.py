@@ -301,7 +301,7 @@ class Connection(ExchangeCalls, GpuCalls):
         self._check(status)
 
     def _until(self, wait: Callable[[int], int], end: float | None) -> bool:
-        """Repeats `wait`, of nanoseconds. Does it succeed before time.monotonic() passes `end`?"""
+        """Whether `wait`, of nanoseconds, succeeds before time.monotonic() is `end`. Repeats it."""
         slice_ns = WAIT_SLICE_NS
         while True:
             if end is not None:
@@ -468,12 +468,12 @@ class Connection(ExchangeCalls, GpuCalls):
         return int(self._library.talweg_contribution(self._handle, tensor))
 
     def attach(self, tensor: int, address: int) -> None:
-        """Maps the tensor's buffer at `address` too. 0: the last such mapping is gone."""
+        """Maps the tensor's buffer at `address` too. 0: the tensor is no longer attached."""
         self._check(self._library.talweg_attach(self._handle, tensor, address or None))
 
     def detach(self, tensor: int) -> None:
-        """Keeps the tensor's last result where it is. Attached memory gets the bytes for itself;
-        else the old buffer keeps them, and the tensor's buffer moves.
+        """Keeps the tensor's last result where it is. Attached memory gets its own copy of the
+        buffer. Without it the old buffer keeps the result, and the tensor's buffer moves.
         """
         self._check(self._library.talweg_detach(self._handle, tensor))
 

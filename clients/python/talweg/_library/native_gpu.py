@@ -74,7 +74,7 @@ class GpuCalls:
         self._check(self._library.talweg_gpu_unexport(self._handle, buffer, -1))
 
     def gpu_place(self, tensor: int, buffer: int, signature: int) -> tuple[bytes, bytes]:
-        """Returns the handles of the tensor's events `pushed` and `taken`, old ones or new.
+        """Returns the handles of the tensor's events `pushed` and `taken`; the events may be new.
 
         Each round that is pushed from then on has this `signature`.
         """

@@ -57,7 +57,7 @@ class State(TalwegState):
         self.save()
 
     def counters(self) -> int | None:
-        """Returns None: a program that does not commit in every step may change values between."""
+        """Returns None: a program that commits in some steps only may change values between."""
         return None
 
     def commit(self) -> None:

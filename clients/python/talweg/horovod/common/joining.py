@@ -26,7 +26,7 @@ def begin() -> None:
     global _announcements
     client = _client.current()
     _announcements = None
-    if client.size > 1 or client.nodes_change:  # One rank alone needs it if others may come.
+    if client.size > 1 or client.nodes_change:  # A single rank needs it only if others may come.
         _announcements = Announcements(client, _own_sets)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process sets, which say what ranks take part in an operation."""
+"""Process sets, which say which ranks take part in an operation."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ def PartialDistributedOptimizer(
         )
         backward_passes_per_step, average_aggregated_gradients = 1, False
         groups = given_groups
-        if not isinstance(
-            given_scale, ProcessSet
-        ):  # A ProcessSet here means that `scale` was left out, or the set was passed by its name.
+        # A ProcessSet here means that scale_local_gradients was left out, or that the set was
+        # passed by its name.
+        if not isinstance(given_scale, ProcessSet):
             process_set, scale_local_gradients = global_process_set, given_scale
         if isinstance(given_set, ProcessSet):
             process_set = given_set

@@ -200,7 +200,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[mx.nd.NDArray]:
-    """Reduces and returns the tensors. Raises InvalidArgument if they are on several devices."""
+    """Reduces the tensors in place; returns them. Raises InvalidArgument if devices differ."""
     wanted = basics.resolve(op, average)
     return _grouped(
         tensors, name, wanted, priority, prescale_factor, postscale_factor, process_set, True
@@ -380,7 +380,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> mx.nd.NDArray:
-    """Returns this rank's rows of the reduction, in rank order. The first may get one more."""
+    """Returns this rank's rows of the reduction, in rank order. The first may get one row more."""
     [out] = _together(
         lambda: [
             _scatter(

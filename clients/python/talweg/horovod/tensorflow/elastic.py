@@ -59,7 +59,7 @@ def _write(variables: _Variables, arrays: list[np.ndarray]) -> None:
 
 
 class _State(_elastic.State):
-    """A State. Some of its values are models, optimizers or variables."""
+    """A State whose values may be models, optimizers and variables."""
 
     def _captured(self, value: Any) -> Any:
         variables = _variables_of(value)

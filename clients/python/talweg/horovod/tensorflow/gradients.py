@@ -35,7 +35,7 @@ def choices_of(
     scale_local_gradients: bool,
     operation: str,
 ) -> Choices:
-    """Returns the choices of Horovod's arguments; raises ValueError if Horovod has none such."""
+    """Returns what Horovod's arguments choose; raises ValueError if Horovod refuses one of them."""
     basics.rank()
     _gradients.check_groups(num_groups, groups)
     if num_groups:

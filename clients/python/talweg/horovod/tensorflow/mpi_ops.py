@@ -101,8 +101,8 @@ def allreduce(
 ) -> Any:
     """Returns the reduction of `tensor` over all ranks; differentiable.
 
-    Of tf.IndexedSlices it returns tf.IndexedSlices with the rows of all ranks. These can only be
-    summed or averaged, without factors; anything else raises NotImplementedError.
+    tf.IndexedSlices give tf.IndexedSlices with the rows of all ranks. These can only be summed or
+    averaged, without factors; anything else raises NotImplementedError.
     """
     if isinstance(tensor, tf.IndexedSlices):
         wanted = basics.resolve(op, average)

@@ -38,7 +38,7 @@ _BestModelCheckpoint: Any = best_model_checkpoint(tf.keras)
 
 
 class BestModelCheckpoint(_BestModelCheckpoint):
-    """Keeps the best model in the file that the attribute `filepath` names. Set it first."""
+    """Keeps the best model in the file that its attribute `filepath` names. Set that first."""
 
     def __init__(
         self,

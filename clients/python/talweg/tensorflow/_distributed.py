@@ -31,10 +31,11 @@ def DistributedOptimizer(
 
     `optimizer` is one of Keras 3, of tf-keras or of tf.compat.v1.train. In tf.function and
     Model.fit each gradient leaves as soon as it is computed. The ranks' tf.IndexedSlices are
-    gathered; `sparse_as_dense` makes them dense first. With several `backward_passes_per_step` the
-    gradients of so many passes are summed, and the sum is combined and applied in the last one. The
-    other passes leave the variables as they are. Raises InvalidArgument for another kind of
-    optimizer, and Unsupported if Keras 3 runs on another backend than TensorFlow.
+    gathered; with `sparse_as_dense` they are made dense and reduced instead. With several
+    `backward_passes_per_step` the gradients of so many passes are summed, and the sum is combined
+    and applied in the last one. The other passes leave the variables as they are. Raises
+    InvalidArgument for another kind of optimizer, and Unsupported if Keras 3 runs on another
+    backend than TensorFlow.
     """
     choices = Choices(
         chosen_op(op, average),
@@ -56,8 +57,8 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Makes `tape` combine the gradients that gradient() returns; returns the same object.
 
-    The arguments are those of DistributedOptimizer(). A program that uses the one does not need the
-    other. Raises InvalidArgument if `tape` is no tf.GradientTape.
+    The arguments mean the same as in DistributedOptimizer(). With an optimizer from there, no such
+    tape is needed. Raises InvalidArgument if `tape` is no tf.GradientTape.
     """
     choices = Choices(
         chosen_op(op, average),

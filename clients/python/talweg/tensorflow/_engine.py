@@ -37,7 +37,7 @@ from talweg.tensorflow._rounds import Started
 
 # How long the waiting thread waits for one round before it polls the others.
 _LOOK_S = 0.001
-# How long it waits for a call that has ended: a call of a free name may have more rounds to take.
+# How long it waits for a round that is over. A call of a free name may then take further rounds.
 _TAKE_S = 0.05
 
 

@@ -131,7 +131,7 @@ class Kernel:
         return self._ops.talweg_check(code=code, text=text)
 
     def _resolve(self, number: int, lengths: Any, dimensions: int, out: Any, text: Any) -> int:
-        """Tells an operation which tensor it pushes now; returns 0, or an error of tf.errors."""
+        """Tells an operation which tensor it pushes now; returns 0, or a code of tf.errors."""
         try:
             out[0] = self._resolution(number, tuple(lengths[:dimensions]))
             return 0

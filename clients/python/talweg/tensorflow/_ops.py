@@ -359,7 +359,9 @@ def scatter_tensors(
     how: Reduction,
     operation: str = "reduce_scatter",
 ) -> list[tf.Tensor]:
-    """Scatters each reduction. The gradient is gathered; for a sum, times the number of ranks."""
+    """Returns this rank's rows of each reduction. The gradients are gathered, and multiplied by the
+    number of ranks for a sum.
+    """
     _client.current()
     factor = how.prescale * how.postscale
 

@@ -33,7 +33,7 @@ class _Steps:
         # Set when the optimizer's own methods compute gradients. They are combined from then on.
         self._combines_when_computed = False
         self._minimizing = 0
-        # Set while a LossScaleOptimizer around the optimizer applies what it has combined.
+        # Set while a LossScaleOptimizer around this one applies gradients that are combined.
         self.are_combined = False
         _client.call_when_replaced(self._begin_anew)
 

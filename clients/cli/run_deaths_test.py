@@ -224,7 +224,13 @@ class RunDeathsTest(RunTestCase):
             fi
             if [ $RANK = 1 ]; then
               exec 2>/dev/null
-              echo "left $(cut -d ' ' -f 3 /proc/$(cat $TALWEG_TEST_LOG/left)/stat)"
+              # What has been killed may take a moment to end.
+              for _ in $(seq 1000); do
+                state=$(cut -d ' ' -f 3 /proc/$(cat $TALWEG_TEST_LOG/left)/stat)
+                [ "${state:-Z}" = Z ] && break
+                sleep 0.01
+              done
+              echo "left $state"
               exit
             fi
             until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done

@@ -155,9 +155,11 @@ std::string UnknownField(const std::string& text, const FirstError& error) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   const size_t column = static_cast<size_t>(std::max(error.column(), 0));
   if (error.line() < 0 || error.line() >= static_cast<int>(lines.size())) return name;
-  // The error is reported at what follows the name.
-  const std::string& line = lines[error.line()];
-  if (column < name.size() || line.compare(column - name.size(), name.size(), name) != 0) {
+  // The error is reported at what follows the name. A tab counts as up to eight columns, so the
+  // name may not be where the column says.
+  const std::string_view line = lines[error.line()];
+  if (column < name.size() || column > line.size() ||
+      line.substr(column - name.size(), name.size()) != name) {
     return name;
   }
   for (size_t i = column; i < line.size() && (line[i] == '-' || IsOfName(line[i])); ++i) {

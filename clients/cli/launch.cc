@@ -137,7 +137,8 @@ void Launch::StartAggregator(uint32_t index) {
 }
 
 void Launch::StartAgent(uint32_t node) {
-  if (!Start({Role::kAgent, node}, AgentSpec(plan_, node, scheduler_))) return;
+  const bool is_first = !nodes_.at(node).has_worked();
+  if (!Start({Role::kAgent, node}, AgentSpec(plan_, node, scheduler_, is_first))) return;
   if (phase_ < Phase::kRanks) return;
   SetTimer({Timer::kServes, node},
            NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);

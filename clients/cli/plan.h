@@ -37,6 +37,8 @@ struct RunPlan {
   uint32_t max_node_count = 0;
   // The job begins at once with so many of these; 0: not set.
   uint32_t begin_node_count = 0;
+  // A node of this machine's begins no job after one that has finished. It comes too late then.
+  bool not_after_finish = false;
   // How long a job that has `min_node_count` nodes waits for `begin_node_count`.
   uint64_t gather_ms = 600'000;
   RestartPolicy node_restarts;  // For a node whose ranks or agent fail.
@@ -87,7 +89,9 @@ absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text,
 // `address` is that of the scheduler that this one replaces; empty: the first one.
 ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address);
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler);
-ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler);
+// `is_first`: the node's ranks have not been started before.
+ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler,
+                    bool is_first);
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
 // The socket of a run's scheduler, which `talweg status` looks for.

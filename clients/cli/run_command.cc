@@ -126,6 +126,7 @@ absl::Status ReadLossPolicy(const Arguments& arguments, RunPlan& plan) {
     TALWEG_ASSIGN_OR_RETURN(plan.begin_node_count,
                             arguments.Number("nodes", 0, plan.min_node_count, plan.max_node_count));
   }
+  plan.not_after_finish = comes_and_goes && arguments.Has("not-after-finish");
   // If nodes do not come and go, ranks are told the size of the whole job, which begins when it is
   // complete. If they do, the wait ends before other nodes' ranks give up, after a minute. The wait
   // is short if it is not known how many nodes come.
@@ -368,6 +369,10 @@ Command RunCommand() {
        "Join a job of this scheduler (HOST:PORT, or unix:/PATH on its machine), as one node of\n"
        "several."},
       {"node-rank", "K", "Which node this is, from 0; with --scheduler."},
+      {"not-after-finish", "",
+       "With --max-nodes: if the newest job of that name has finished, this node comes too late. "
+       "It\n"
+       "ends with an error, and does not begin another job."},
       {"master-addr", "HOST",
        "MASTER_ADDR of the ranks. Default: 127.0.0.1, or ::1 where that is all there is; with\n"
        "--scheduler, the scheduler's host."},

@@ -185,15 +185,15 @@ class RunTest(RunTestCase):
 
     def test_a_job_whose_nodes_come_and_go_begins_with_some(self) -> None:
         run = Run(
-            "--scheduler=127.0.0.1:7447", "--max-nodes=4", "--nodes=2", "--node-rank=3", "--",
-            "true",
+            "--scheduler=127.0.0.1:7447", "--max-nodes=4", "--nodes=2", "--node-rank=3",
+            "--not-after-finish", "--", "true",
         )  # fmt: skip
         run.process.wait(TIMEOUT_S)
         agent = run.arguments_of("talweg-agent")[0]
         status, _, errors = run.end()
         self.assertEqual((status, errors), (0, ""))
         self.assertIn("--rank_count=1 --min_members=1 --max_members=4", agent)
-        self.assertIn("--gather_ms=30000 --begin_members=2", agent)
+        self.assertIn("--gather_ms=30000 --begin_members=2 --not_after_finish", agent)
 
     def test_one_machine_of_several(self) -> None:
         run = Run(

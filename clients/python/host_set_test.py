@@ -78,7 +78,7 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(job.on_here("a", 40), [Begin("a", 2), Begin("b", 2)])
         self.assertEqual((job.state, job.next_s()), (JobState.RUNNING, None))
         job.on_listed(_hosts("a:2 b c"), 50)  # It comes to a running job.
-        self.assertEqual(job.on_here("c", 60), [Begin("c", 2)])
+        self.assertEqual(job.on_here("c", 60), [Begin("c", 2, is_later=True)])
 
     def test_it_begins_without_hosts_that_are_not_reached(self) -> None:
         job = HostSet(Bounds(), Policy(meet_s=30), 0)
@@ -89,7 +89,7 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(actions[0], Begin("b", 1))
         self.assertIn("host a has not been reached within 30 s: the job begins", _said(actions))
         # However many there are by then, all say the same.
-        self.assertEqual(job.on_here("a", 31), [Begin("a", 1)])
+        self.assertEqual(job.on_here("a", 31), [Begin("a", 1, is_later=True)])
 
     def test_a_host_fails_before_the_others_are_reached(self) -> None:
         job = HostSet(Bounds(first=3, least=2), Policy(), 0)
@@ -122,7 +122,7 @@ class HostSetTest(unittest.TestCase):
             self.assertEqual(_expected(job.on_ended("c", 1, "killed", 2)), [1])
             # One that comes instead begins as the others have.
             self.assertEqual(_starts(job.on_listed(_hosts("a d"), 3)), [("d", 3, 1)])
-            self.assertEqual(job.on_here("d", 4), [Begin("d", 3)])
+            self.assertEqual(job.on_here("d", 4), [Begin("d", 3, is_later=True)])
             self.assertEqual(_expected(job.on_ended("d", 1, "killed", 5)), [])
             job = self._running("a b c")
             job.on_begun()

@@ -110,7 +110,8 @@ struct AgentConfig : ProcessConfig {
   uint32_t rank_count = 1;  // Ranks of the job on this node.
   uint32_t min_members = 1;
   uint32_t max_members = 1;
-  uint32_t begin_members = 0;  // 0: max_members.
+  uint32_t begin_members = 0;     // 0: max_members.
+  bool not_after_finish = false;  // Begins no job if the newest of that name has finished.
   LossPolicy loss_policy = LossPolicy::kFailJob;
   uint64_t slice_bytes_max = kMiB;
   Dealing dealing;                   // How slices are dealt to aggregators.

@@ -247,6 +247,7 @@ TEST_CASE("config: an error names a wrong file and its line", "[config]") {
                Contains("unknown option '" + name + "'; did you mean node_rank?"));
   }
   CHECK_THAT(error("quux: 1"), Contains("unknown option 'quux'; --help lists all"));
+  CHECK_THAT(error("\t\t\tquux: 1"), Contains("unknown option 'quux'"));
   CHECK_THAT(error("quux\n: 1"), Contains("unknown option 'quux'"));
   CHECK_THAT(error("rank_count: \"two\"\n"), Contains("line 1") && Contains("1 to 1024"));
   CHECK_THAT(error("rank_count: 0"),

@@ -229,6 +229,9 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("begin_members", &C::begin_members, Number<uint32_t>{0, 65536},
               "The number of nodes with which the job begins without a wait, from min_members to "
               "max_members. The same at all agents of a job. 0: as max_members."),
+      Make<C>("not_after_finish", &C::not_after_finish, Switch{},
+              "If the newest job of that name has finished, do not begin another one, and end with "
+              "an error: this node comes too late."),
       Make<C>("loss_policy", &C::loss_policy, LossPolicyChoice{},
               "What becomes of the job when a node or an aggregator is lost."),
       Make<C>(

@@ -67,6 +67,12 @@ LiveJob* JobTable::FindOpen(const std::string& name) {
   return found == jobs_.end() ? nullptr : &found->second;
 }
 
+bool JobTable::HasFinished(const std::string& name) const {
+  const auto newest = std::find_if(jobs_.rbegin(), jobs_.rend(),
+                                   [&](const auto& entry) { return entry.second.name == name; });
+  return newest != jobs_.rend() && newest->second.state == JobState::kFinished;
+}
+
 size_t JobTable::OpenCount() const {
   return static_cast<size_t>(std::count_if(jobs_.begin(), jobs_.end(),
                                            [](const auto& entry) { return !entry.second.Over(); }));

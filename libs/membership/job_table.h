@@ -29,6 +29,8 @@ class JobTable {
   const LiveJob* Find(JobId id) const;
   // Returns the open job of that name, or null.
   LiveJob* FindOpen(const std::string& name);
+  // Returns whether the newest job of that name has finished.
+  bool HasFinished(const std::string& name) const;
   size_t OpenCount() const;
 
   // Adds a job without members, as its first member's request describes it.

@@ -30,6 +30,23 @@ TEST_CASE("JobTable: a name belongs to the job that is not over", "[membership]"
   CHECK(jobs.Find(JobId{2}) == nullptr);
 }
 
+TEST_CASE("JobTable: the newest job of a name says whether the name's job has finished",
+          "[membership]") {
+  JobTable jobs({}, {}, Epoch{0}, 0);
+  CHECK_FALSE(jobs.HasFinished("j"));
+  LiveJob& first = jobs.Add(JobId{1}, Request(1), 0);
+  CHECK_FALSE(jobs.HasFinished("j"));
+  first.state = JobState::kFailed;
+  CHECK_FALSE(jobs.HasFinished("j"));
+  first.state = JobState::kFinished;
+  CHECK(jobs.HasFinished("j"));
+  CHECK_FALSE(jobs.HasFinished("other"));
+  LiveJob& second = jobs.Add(JobId{2}, Request(2), 0);
+  CHECK_FALSE(jobs.HasFinished("j"));
+  second.state = JobState::kFinished;
+  CHECK(jobs.HasFinished("j"));
+}
+
 TEST_CASE("JobTable: a repeated Join that shows the same secret gets the same answer",
           "[membership]") {
   JobTable jobs({}, {}, Epoch{0}, 0);

@@ -65,6 +65,8 @@ struct JoinRequest {
   view::ViewMember member;
   SecretHash secret;    // The member has drawn it, and shows it in later calls.
   int64_t unix_ns = 0;  // For JobRecord::created_unix_ns.
+  // The member belongs to a job that may have finished, and does not begin another one.
+  bool not_after_finish = false;
 };
 
 // The caller, as it names itself. Nothing happens for a caller that does not show the member's

@@ -149,6 +149,12 @@ JoinAnswer SchedulerCore::Join(const JoinRequest& request, Turn& turn) {
   }
   LiveJob* job = jobs_.FindOpen(request.job_name);
   if (job == nullptr) {
+    if (request.not_after_finish && jobs_.HasFinished(request.job_name)) {
+      return {Refuse(Code::kRefused, "job '" + request.job_name + "' has finished before node " +
+                                         std::to_string(request.member.id.node.value()) +
+                                         " could enter"),
+              JobId{0}};
+    }
     if (jobs_.OpenCount() >= config_.jobs_max) {
       return {Refuse(Code::kFull, "job '" + request.job_name + "' would be one more than the " +
                                       std::to_string(config_.jobs_max) +

@@ -313,6 +313,37 @@ TEST_CASE("SchedulerCore: jobs that run at once do not mix", "[membership]") {
   CHECK(f.Told<JobFailed>(Id(0, 20)).empty());
 }
 
+TEST_CASE("SchedulerCore: a member that comes too late does not begin another job",
+          "[membership]") {
+  Fixture f;
+  JoinRequest late = f.Request("job", 1, 11, Spec(1, 2));
+  late.not_after_finish = true;
+  SECTION("It is refused if the job has finished") {
+    f.Leave(f.Enter("job", 0, 10, Spec(1, 2)), Id(0, 10));
+    const JoinAnswer refused = f.Join(late);
+    CHECK(refused.answer.code == Code::kRefused);
+    CHECK(refused.answer.text == "job 'job' has finished before node 1 could enter");
+    CHECK(f.core->jobs().size() == 1);
+    late.not_after_finish = false;
+    CHECK(f.Join(late).answer.ok());
+  }
+  SECTION("It enters if the job is open, also after another one") {
+    f.Leave(f.Enter("job", 0, 10, Spec(1, 2)), Id(0, 10));
+    const JobId next = f.Enter("job", 0, 12, Spec(1, 2));
+    CHECK(f.Join(late).job == next);
+  }
+  SECTION("It begins a job if there was none, or if the last one has failed") {
+    const JoinAnswer joined = f.Join(late);
+    REQUIRE(joined.answer.ok());
+    REQUIRE(f.Attach(joined.job, Id(1, 11)).ok());
+    f.Break(Id(1, 11));
+    CHECK(f.StateOf(joined.job) == JobState::kFailed);
+    JoinRequest again = f.Request("job", 1, 13, Spec(1, 2));
+    again.not_after_finish = true;
+    CHECK(f.Join(again).answer.ok());
+  }
+}
+
 TEST_CASE("SchedulerCore: jobs that are over are shown for a while, then forgotten",
           "[membership]") {
   Fixture f(Config{.history_jobs_max = 2});

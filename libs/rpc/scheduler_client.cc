@@ -153,6 +153,7 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_admin_address(spec_.member.admin_address);
     request.set_host_id(spec_.member.host_id);
     request.set_data_security(spec_.data_security);
+    request.set_not_after_finish(spec_.not_after_finish);
     request.set_job_secret(options_.job_secret);
     request.set_session_secret(session_secret_);
     scheduler::v1::JoinResponse response;

@@ -40,6 +40,7 @@ struct JoinSpec {
   membership::JobSpec spec;
   view::ViewMember member;         // The caller draws the incarnation.
   std::string data_security = {};  // Empty: the process carries no data over a network.
+  bool not_after_finish = false;   // membership::JoinRequest has it.
 };
 
 // An agent's membership in one job: joins, keeps the lease, watches views, and attaches again after

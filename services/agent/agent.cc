@@ -175,7 +175,8 @@ std::unique_ptr<JobLink> Agent::MakeMemberLink() {
                   .name = node_name_,
                   .admin_address = admin_->address(),
                   .host_id = host_id_},
-       .data_security = config::IsUnixAddress(config_.scheduler) ? "" : config_.data_security},
+       .data_security = config::IsUnixAddress(config_.scheduler) ? "" : config_.data_security,
+       .not_after_finish = config_.not_after_finish},
       [this](rpc::MemberEvent event) { mailbox_->Post(std::move(event)); });
 }
 

@@ -263,7 +263,8 @@ absl::Status SchedulerDriver::Join(const v1::JoinRequest& request, v1::JoinRespo
                                                 .admin_address = request.admin_address(),
                                                 .host_id = request.host_id()},
                                      .secret = rpc::HashOf(request.session_secret()),
-                                     .unix_ns = runtime::UnixNowNs()};
+                                     .unix_ns = runtime::UnixNowNs(),
+                                     .not_after_finish = request.not_after_finish()};
   membership::JoinAnswer answer;
   TALWEG_RETURN_IF_ERROR(Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnJoin(join, now_ns, out);

@@ -270,11 +270,14 @@ class HostsRunTest(unittest.TestCase):
         # A process that has ended has no command line any more.
         job.wait_for("no rank", lambda: [*filter(_line_of, job.processes("a"))] == held)
         job.name_hosts("a b")
-        job.wait_for("host b begins", lambda: len(job.said()) == 2)
+        job.says("host b (node 1) comes too late: the job has finished")
         for pid in held:
             os.kill(pid, signal.SIGCONT)
-        job.says("host b comes too late: the job is about to end")
-        job.end()
+        output = job.end()
+        self.assertEqual(len(job.said()), 1, output)
+        self.assertRegex(
+            output, "comes too late: .*job 'run' has finished before node 1 could enter"
+        )
 
     def test_a_host_fails_as_the_job_has_ended(self) -> None:
         """The host's ranks hear of the job's end before the launcher does."""

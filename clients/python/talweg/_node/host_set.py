@@ -83,6 +83,7 @@ class Begin:
 
     host: str
     nodes: int
+    is_later: bool = False  # Others have begun before: the job may have finished.
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class HostSet:
             return []
         place.is_here = True
         began = self.state is not JobState.MEETING
-        return self._settle([Begin(host, self._first_nodes)] if began else [], now_s)
+        return self._settle([Begin(host, self._first_nodes, is_later=True)] if began else [], now_s)
 
     def on_ended(self, host: str, status: int, failure: str, now_s: float) -> list[Action]:
         """Notes that all has ended on the host. If `status` is not 0, `failure` says why."""

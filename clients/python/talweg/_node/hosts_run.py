@@ -143,6 +143,8 @@ def _address_towards(host: str) -> str:
     return own[0]
 
 
+# The states of jobs that are not over.
+_OPEN = ("JOB_STATE_FORMING", "JOB_STATE_RUNNING")
 # The states of members that have entered, even if they hold no view yet.
 _ENTERED = ("MEMBER_STATE_JOINED", "MEMBER_STATE_LEFT")
 
@@ -459,7 +461,8 @@ class HostsRun:
             elif isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, Begin):
-                self._nodes[action.host].on_host.begin(f"{action.nodes}")
+                later = " --not-after-finish" if action.is_later else ""
+                self._nodes[action.host].on_host.begin(f"{action.nodes}{later}")
             elif isinstance(action, Expect):
                 self._expected = action.nodes
             elif isinstance(action, Stop):
@@ -539,15 +542,17 @@ class HostsRun:
         return set().union(*(nodes for nodes in entered if node in nodes))
 
     def _entered_before(self, node: int) -> set[int] | None:
-        """Returns the nodes that have been in a job which finished before `node` could enter it;
-        None if there is no such job.
+        """Returns the nodes that have been in the job, if it has finished before `node` could enter
+        it, and no other one is open; else None.
         """
+        entered: set[int] = set()
+        has_finished = False
         for job in self._jobs() or []:
-            if job["summary"]["state"] == "JOB_STATE_FINISHED":
-                entered = _entered_of(job["members"])
-                if node in _nodes_of(job["members"]) - entered:
-                    return entered
-        return None
+            if job["summary"]["state"] in _OPEN:
+                return None
+            has_finished |= job["summary"]["state"] == "JOB_STATE_FINISHED"
+            entered |= _entered_of(job["members"])
+        return entered if has_finished and node not in entered else None
 
     def _jobs(self) -> list[Any] | None:
         """Returns the jobs that the scheduler knows, and those that have ended lately; None if the

@@ -76,7 +76,8 @@ class Task:
     interfaces: list[str] = field(default_factory=list)  # Ranks use the first that the host has.
     files: dict[str, str] = field(default_factory=dict)  # For TALWEG_TASK_DIR, in base64.
     waits: bool = False
-    completed: int | None = None  # The index of the word of `command` that BEGIN's text completes.
+    # The index of the word of `command` that BEGIN's first word completes. The others follow it.
+    completed: int | None = None
     silence_s: float = 0.0  # How long the launcher may be silent; 0 is no limit.
 
 
@@ -231,7 +232,10 @@ class _Ranks:
                 continue
             self._may_begin = True
             if self._task.completed is not None:
-                self._task.command[self._task.completed] += line[len(BEGIN) :].decode()
+                end = self._task.completed + 1
+                first, *others = line[len(BEGIN) :].decode().split(" ")
+                self._task.command[end - 1] += first
+                self._task.command[end:end] = others
 
     def _reap(self) -> None:
         for rank, process in list(self._running.items()):

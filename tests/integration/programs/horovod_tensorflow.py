@@ -406,7 +406,7 @@ def insides() -> None:
             os.environ.pop(f"{name}_SIZE", None)
         assert told() == (0, 1)
         os.environ["PMI_RANK"] = "3"
-        expect(RuntimeError, "PMI_RANK is set", told)
+        expect(RuntimeError, "only PMI_RANK of PMI_RANK and PMI_SIZE is set", told)
         os.environ["PMI_SIZE"] = "4"
         assert told() == (3, 4)
     finally:

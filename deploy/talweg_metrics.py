@@ -49,8 +49,17 @@ def _unix_s(text: str) -> float:
     return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")
 
 
-def _counters(metrics: Metrics, daemon: str, counters: dict[str, Any], **labels: str) -> None:
-    for key, value in sorted(counters.items()):
+# What a daemon tells: its key, the kind of metric, and help.
+_Field = tuple[str, str, str]
+
+
+def _of_daemon(
+    metrics: Metrics, daemon: str, told: dict[str, Any], fields: tuple[_Field, ...], **labels: str
+) -> None:
+    for key, kind, help_ in fields:
+        name = f"talweg_{daemon}_{key}{'_total' if kind == 'counter' else ''}"
+        metrics.add(name, kind, help_, told[key], **labels)
+    for key, value in sorted(told["counters"].items()):
         text = "What the daemon counts; some are sizes."
         metrics.add(f"talweg_{daemon}_counter", "untyped", text, value, **labels, counter=key)
 
@@ -98,7 +107,7 @@ def of_agent(metrics: Metrics, agent: dict[str, Any], **labels: str) -> None:
     metrics.add("talweg_agent_up", "gauge", "1: the agent answers.", answers, **labels)
     if not answers:
         return
-    for key, kind, help_ in (
+    fields = (
         ("rounds_done", "counter", "Rounds of tensors."),
         ("bytes_pushed", "counter", "Bytes that its ranks gave."),
         ("bytes_sent", "counter", "Bytes sent to aggregators."),
@@ -106,10 +115,8 @@ def of_agent(metrics: Metrics, agent: dict[str, Any], **labels: str) -> None:
         ("memory_bytes", "gauge", "Shared memory of its ranks."),
         ("open_round_count", "gauge", "Rounds that are not done."),
         ("tensor_count", "gauge", "Tensors."),
-    ):
-        name = f"talweg_agent_{key}{'_total' if kind == 'counter' else ''}"
-        metrics.add(name, kind, help_, agent[key], **labels)
-    _counters(metrics, "agent", agent["counters"], **labels)
+    )
+    _of_daemon(metrics, "agent", agent, fields, **labels)
 
 
 def of_aggregator(metrics: Metrics, name: str, told: dict[str, Any]) -> None:
@@ -118,19 +125,17 @@ def of_aggregator(metrics: Metrics, name: str, told: dict[str, Any]) -> None:
     metrics.add("talweg_aggregator_up", "gauge", "1: it answers.", answers, **labels)
     if not answers:
         return
-    for key, kind, help_ in (
+    metrics.add("talweg_aggregator_draining", "gauge", "1: it leaves.", told["draining"], **labels)
+    jobs = len(told["jobs"])
+    metrics.add("talweg_aggregator_jobs", "gauge", "Jobs that it has heard of.", jobs, **labels)
+    fields = (
         ("bytes_received", "counter", "Bytes received from agents."),
         ("bytes_sent", "counter", "Bytes sent to agents."),
         ("bytes_summed", "counter", "Bytes of results."),
         ("memory_bytes", "gauge", "Memory for slots and results that is used."),
         ("memory_bytes_max", "gauge", "Memory for slots and results."),
-    ):
-        metric = f"talweg_aggregator_{key}{'_total' if kind == 'counter' else ''}"
-        metrics.add(metric, kind, help_, told[key], **labels)
-    metrics.add("talweg_aggregator_draining", "gauge", "1: it leaves.", told["draining"], **labels)
-    jobs = len(told["jobs"])
-    metrics.add("talweg_aggregator_jobs", "gauge", "Jobs that it has heard of.", jobs, **labels)
-    _counters(metrics, "aggregator", told["counters"], **labels)
+    )
+    _of_daemon(metrics, "aggregator", told, fields, **labels)
 
 
 def metrics_of(told: dict[str, Any]) -> str:

@@ -429,8 +429,7 @@ void Launch::EndIfDone() {
     } else if (plan_.goes_on && any_done) {
       // A node that starts again after the others have ended well finds nobody. If its ranks work,
       // they have been let in, or look for an agent that lets them in.
-      const bool may_be_in = life.works() && !NeedsAgent(node);
-      if (life.works() && (may_be_in || !life.has_failed())) {
+      if (life.works() && !(life.has_failed() && NeedsAgent(node))) {
         if (life.has_failed()) SetTimer({Timer::kLate, 0}, NowNs() + kNeedNs);
         return;
       }

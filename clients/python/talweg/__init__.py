@@ -295,7 +295,8 @@ def declare(
 
     `dtype` is a DType or a NumPy dtype. `count` is the number of elements; the first round sets
     their shape. Raises Mismatch, which names both ranks, if another rank has declared the name
-    differently.
+    differently. Then the first call of the name raises Mismatch at every rank, and after it the
+    name is usable again.
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     count, root_rank = whole("count", count), whole("root_rank", root_rank)

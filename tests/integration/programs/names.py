@@ -87,6 +87,25 @@ def test_a_first_use_that_differs() -> None:
     assert _sum(4, "dtypes")
 
 
+def test_a_declaration_that_differs() -> None:
+    """Whoever has got the error early, the first calls of all ranks raise it, and no later ones."""
+    rank = talweg.rank()
+    _told(lambda: talweg.declare("early", np.float32, 4 + (rank == 1), talweg.Op.SUM))
+    _check(_told(lambda: _sum(6, "early")), "f32[4]", "f32[5]")
+    for _ in range(3):
+        assert _sum(6, "early")
+    ones = torch.ones(4 + (rank == 1))
+    _told(lambda: talweg.torch.declare("early torch", ones, talweg.Op.SUM))
+    _check(_told(lambda: _sum(6, "early torch")), "f32[4]", "f32[5]")
+    for _ in range(3):
+        assert _sum(6, "early torch")
+    if rank == 0:  # The other ranks learn it from their first calls.
+        _told(lambda: talweg.declare("one early", np.float32, 4, talweg.Op.SUM))
+    _check(_told(lambda: _sum(5, "one early")), "f32[4]", "f32[5]")
+    for _ in range(3):
+        assert _sum(5, "one early")
+
+
 def test_a_late_rank_that_differs() -> None:
     """The other ranks have agreed on the tensor and pushed it when the last rank comes."""
     rank, last = talweg.rank(), talweg.size() - 1

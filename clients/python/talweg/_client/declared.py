@@ -127,12 +127,12 @@ class Tensors:
                     self._shapeless.discard(name)
 
     def declare_shapeless(self, name: str, declaration: Declaration, priority: int) -> None:
-        """Does the same as declare(), for a program that does not give the shape yet."""
+        """Does the same as declare_early(), for a program that does not give the shape yet."""
         is_new = self.is_new(name)
         known = self.declared_on_host(name)
         if known is not None and replace(known.declaration, shape=None) == declaration:
             return
-        self.declare(name, declaration, priority)
+        self.declare_early(name, declaration, priority)
         if is_new:
             self._shapeless.add(name)
 
@@ -160,6 +160,18 @@ class Tensors:
                 raise
         return declared
 
+    def declare_early(self, name: str, declaration: Declaration, priority: int) -> None:
+        """Does the same as declare(), before the first call of the name.
+
+        That call raises a Mismatch once more: other ranks may get it there for the first time, and
+        the calls of all ranks must stay in step.
+        """
+        try:
+            self.declare(name, declaration, priority)
+        except Mismatch as mismatch:
+            self._disagreed[name] = mismatch
+            raise
+
     def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
         """Declares the names that this rank has not used yet. Keeps a Mismatch for disagreed()."""
         new = [each for each in declarations if self.is_new(each[0])]
@@ -174,7 +186,9 @@ class Tensors:
                     self._disagreed[each[0]] = mismatch
 
     def disagreed(self, name: str) -> Mismatch | None:
-        """Returns the Mismatch that settle() got for the name, or None. Returns it only once."""
+        """Returns the Mismatch that settle() or declare_early() got for the name, or None.
+        Returns it only once.
+        """
         return self._disagreed.pop(name, None)
 
     def declare_all(

@@ -263,7 +263,8 @@ def declare(
     """Agrees on a tensor like `tensor` before its first round, which then starts sooner.
 
     A call is optional. Raises Mismatch, which names both ranks, if another rank has declared the
-    name differently.
+    name differently. Then the first call of the name raises Mismatch at every rank, and after it
+    the name is usable again.
     """
     client = _client.current()
     require_tensor(tensor)
@@ -272,7 +273,7 @@ def declare(
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)
     elif not client.tensors.is_free(name):
-        client.tensors.declare(name, declaration, priority)
+        client.tensors.declare_early(name, declaration, priority)
 
 
 def _start_new(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import unittest
+from collections.abc import Sequence
 
 from cluster import DEADLINE_S, PROGRAMS, TOOL
 
@@ -14,7 +15,13 @@ _ROUNDS = 30
 
 def _run(*options: str, victim: int) -> subprocess.CompletedProcess[str]:
     """Runs three nodes with one rank each. One rank dies before round 5."""
-    program = [sys.executable, "-P", str(PROGRAMS / "count_ranks.py")]
+    return _run_program("count_ranks.py", str(_ROUNDS), str(victim), "5", options=options)
+
+
+def _run_program(
+    program: str, *arguments: str, options: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of tests/fault/programs on three nodes with one rank each."""
     return subprocess.run(
         [
             str(TOOL),
@@ -23,7 +30,7 @@ def _run(*options: str, victim: int) -> subprocess.CompletedProcess[str]:
             "--aggregators=2",
             *options,
             "--",
-            *[*program, str(_ROUNDS), str(victim), "5"],
+            *[sys.executable, "-P", str(PROGRAMS / program), *arguments],
         ],
         capture_output=True,
         text=True,
@@ -49,6 +56,18 @@ class RunGoesOnTest(unittest.TestCase):
                 self.assertIn(f"node {victim} is lost, the others go on", done.stderr)
                 self.assertIn(f"has ended well without node {victim}: rank {victim}", done.stderr)
                 self.assertIn("killed by signal 9", done.stderr)
+
+    def test_a_loss_is_told_once(self) -> None:
+        """A program without a State hears of a loss at the end of its first step as of any other."""
+        for step in (0, 2):
+            with self.subTest(step=step):
+                options = ["--loss-policy=continue"]
+                done = _run_program("lost_early.py", str(step), options=options)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                change = "3 to 2 without [2]"
+                for rank in (0, 1):
+                    self.assertIn(f"[{rank}] returned {change}, members [0, 1]\n", done.stdout)
+                    self.assertIn(f"[{rank}] heard ['{change}']\n", done.stdout)
 
     def test_with_too_few(self) -> None:
         done = _run("--loss-policy=continue", "--min-nodes=3", victim=1)

@@ -211,7 +211,11 @@ def epoch() -> int:
 
 
 def members() -> tuple[Member, ...]:
-    """The nodes in the job at the last end_step(), with the numbers of the ranks on each node."""
+    """The nodes in the job at the last end_step(), with the numbers of the ranks on each node.
+
+    If nodes were lost while this rank came, its own number is another one until its first
+    end_step().
+    """
     return membership_of(_client.current()).view.members
 
 

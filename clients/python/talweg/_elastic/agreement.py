@@ -19,7 +19,7 @@ from talweg._collectives import objects
 from talweg._elastic.giving import Giving
 from talweg._elastic.lanes import U64_MAX, are_alike, greatest, tell_alike
 from talweg._elastic.replay import Replay
-from talweg._elastic.views import View, view_of
+from talweg._elastic.views import View, only_standbys_differ, view_of
 
 if TYPE_CHECKING:
     from talweg._client import Client
@@ -132,8 +132,7 @@ class Agreement:
         tell_alike(lanes, _Lane.FOLLOWED, self._followed)
         has_suffix = client.connection.view_suffix != ""
         lanes[_Lane.RENUMBERED] = said.is_joiner or has_suffix or known.epoch != newer.epoch
-        only_beside = newer.standbys != known.standbys and newer.in_steps == known.in_steps
-        lanes[_Lane.MOVES] = said.is_joiner or not only_beside
+        lanes[_Lane.MOVES] = said.is_joiner or not only_standbys_differ(known, newer)
         lanes[_Lane.IS_JOINER] = said.is_joiner
         lanes[_Lane.WANTS_STATE] = said.wants_state
         lanes[_Lane.HAS_CAUGHT_UP] = said.has_caught_up

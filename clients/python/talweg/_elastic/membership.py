@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -114,21 +115,25 @@ class Membership:
         self._waiting: Hashing | None = None
         self._steps_base = 0
         everybody = (Member(0, 0, range(client.size)),)
-        beginning = View(0, everybody, client.rank, client.size)
-        self._agreement = Agreement(client, beginning)
+        alone = View(0, everybody, client.rank, client.size)
+        self._agreement = Agreement(client, alone)
         if client.membership_at_first is None:
             return
         found, members = client.membership_at_first
+        beginning = view_of(found, members)
         self._steps_base = int(found.steps_base)
         if found.standby:  # It learns later how many steps there have been.
             self._standing = Standing.STANDBY
             client.connection.is_standby = True
         elif self._steps_base > 0:
             self._standing = Standing.JOINER
-        # Ranks may have gone since this member got its number. Then it follows at its first step.
         is_told = (found.rank, found.size) == (client.rank, client.size)
         if is_told or self._standing is Standing.STANDBY:
-            self._agreement.view = view_of(found, members)
+            self._agreement.view = beginning
+        else:
+            # Nodes have been lost since this rank got its number. It gets another one at its first
+            # step.
+            self._agreement.view = replace(beginning, epoch=0, rank=client.rank, size=client.size)
         if self.is_joiner:
             client.connection.refusal = _NOT_SYNCHRONIZED
 
@@ -380,6 +385,7 @@ class Membership:
             return None
         if self.is_joiner:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
+        before = self.view
         if not self._agreement.has_agreed:
             self._resynchronize(wants_state=False)
         told = self._exchange(self._digest_of_step(is_compared))
@@ -388,7 +394,10 @@ class Membership:
             commit(ended)
         self._agreement.giving.on_boundary(step, self.view, ended, told.holds.tolist())
         self.client.connection.end_step()
-        return self._follow_newer(told.newest_epoch)
+        self._follow_newer(told.newest_epoch)
+        change = change_between(before, self.view)
+        self._tell(change)
+        return change
 
     def _end_step_of_all(
         self, commit: Callable[[tuple[bool, ...] | None], object] | None, is_compared: bool
@@ -425,7 +434,7 @@ class Membership:
             state_rounds.compare(client, self.holder)  # Its error names the ranks that differ.
         return told
 
-    def _follow_newer(self, newest_epoch: int) -> Change | None:
+    def _follow_newer(self, newest_epoch: int) -> None:
         """Goes on, after the step, in the newer view that a rank has told of, if there is one."""
         connection = self.client.connection
         steps = self._steps_base + connection.steps_ended()
@@ -435,8 +444,7 @@ class Membership:
             has_joiner = found.steps_entered == steps
             self._agreement.giving.on_view(steps, view_of(found, members))
         if newest_epoch == self.view.epoch and not has_joiner:
-            return None
-        before = self.view
+            return
         if has_joiner and self._agreement.giving.is_busy and self.holder is not None:
             self._waiting = _started(self.holder.hashing())
         try:
@@ -445,9 +453,6 @@ class Membership:
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
                 waiting.close()
-        change = change_between(before, self.view)
-        self._tell(change)
-        return change
 
     def _require_none_joined(self, ended: tuple[bool, ...], is_compared: bool) -> None:
         """Raises InvalidArgument if a rank of the job is in hvd.join(), and so gives zeros."""

@@ -25,8 +25,9 @@ class Member:
 
 @dataclass(frozen=True)
 class View:
-    """The membership of one epoch."""
+    """The membership of one epoch, and this rank's number in it."""
 
+    # 0: nodes have been lost since this rank got its number, which `members` does not fit.
     epoch: int
     members: tuple[Member, ...]
     rank: int
@@ -71,12 +72,17 @@ def view_of(found: native.Membership, members: Sequence[native.Member]) -> View:
     return View(int(found.epoch), tuple(listed), int(found.rank), int(found.size))
 
 
+def only_standbys_differ(before: View, after: View) -> bool:
+    """Whether only standbys have come or gone, so that numbers may stay as they are."""
+    has_number = before.epoch != 0
+    return has_number and before.in_steps == after.in_steps and before.standbys != after.standbys
+
+
 def change_between(before: View, after: View) -> Change | None:
     """Returns the change. None: the epoch is the same, or only standbys have come or gone."""
-    were, are = before.in_steps, after.in_steps
-    beside_only = were == are and before.standbys != after.standbys
-    if before.epoch == after.epoch or beside_only:
+    if before.epoch == after.epoch or only_standbys_differ(before, after):
         return None
+    were, are = before.in_steps, after.in_steps
     known = {(member.node, member.incarnation) for member in were}
     left = {(member.node, member.incarnation) for member in are}
     return Change(

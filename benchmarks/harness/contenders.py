@@ -17,7 +17,9 @@ from harness.scratch import shared_memory
 TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
 # The program writes gradients to the client's own memory for contributions (talweg_contribution).
 TALWEG_IN_PLACE = "Talweg, own buffers"
-# The same over Talweg's own TCP (--data_transport=tcp) instead of libfabric.
+# The same with NumPy arrays (talweg.declare_in_place).
+TALWEG_NUMPY = "Talweg, NumPy in place"
+# The same as TALWEG_IN_PLACE, over Talweg's own TCP (--data_transport=tcp) instead of libfabric.
 TALWEG_TCP = "Talweg, own TCP"
 # The same as TALWEG_IN_PLACE, with the programs of --beside.
 TALWEG_OTHER = "Talweg, other build"
@@ -109,6 +111,13 @@ def talweg_on_one_node(
         *talweg_rank(tool, *options),
     ]
     return Contender(name, ranks, [Command((*network, *run))], counts_loopback=bool(network))
+
+
+def talweg_with_numpy(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+    rank = talweg_python(programs, str(programs.peers / "numpy_allreduce.py"))
+    run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={ranks}", "--", *rank.line]
+    command = Command((*network, *run), rank.environment)
+    return Contender(TALWEG_NUMPY, ranks, [command], counts_loopback=bool(network))
 
 
 def openmpi(

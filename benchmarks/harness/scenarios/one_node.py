@@ -11,11 +11,13 @@ from harness.contenders import (
     OPENMPI,
     TALWEG,
     TALWEG_IN_PLACE,
+    TALWEG_NUMPY,
     TALWEG_OTHER,
     gloo,
     memory_limit,
     openmpi,
     talweg_on_one_node,
+    talweg_with_numpy,
 )
 from harness.figures import format_bytes, parse_bytes
 from harness.measure import Case, Result
@@ -70,6 +72,9 @@ def run(context: Context) -> Section:
             (GLOO, partial(gloo, programs, ranks, network)),
             (LIMIT, partial(memory_limit, programs, ranks)),
         ]
+        if dtype == "f32":
+            maker = partial(talweg_with_numpy, programs, ranks, network)
+            makers.append((TALWEG_NUMPY, maker))
         if programs.other_tool:
             other = partial(talweg_on_one_node, programs.other(), ranks, network, TALWEG_OTHER)
             makers.append((TALWEG_OTHER, other))
@@ -85,10 +90,24 @@ def run(context: Context) -> Section:
         "The limit is the least that memory allows: every rank's gradient is read once and every rank's\n"
         "result is written once, in place, by all ranks at the same time, with no sum and no waiting. Where\n"
         "Talweg has own buffers, gradients are written where its client keeps contributions, and are summed\n"
-        "there, so nothing is copied. The bars at 25 MB take the faster of the two rows, as they take the\n"
+        "there, so nothing is copied; programs with NumPy get that from declare_in_place(). The bars at 25 MB take the faster of the two rows, as they take the\n"
         "peers in their fastest documented mode, and say which that was.\n"
     )
     return section
+
+
+def _in_place_bars(results: list[Result], setting: str) -> list[Bar]:
+    """Compares NumPy's arrays with own buffers, from 4 to 100 MB."""
+    found: list[Bar] = []
+    for ours in results:
+        if (ours.setting, ours.contender) != (setting, TALWEG_NUMPY):
+            continue
+        if not 4_000_000 <= parse_bytes(ours.case.replace(" ", "")) <= 100_000_000:
+            continue
+        theirs = find(results, setting, ours.case, TALWEG_IN_PLACE)
+        text = f"{setting}, {ours.case}: NumPy in place over own buffers, in GB/s"
+        found.append(ratio_bar(text, ours, theirs, 0.7, lambda r: r.gigabytes_per_s_median))
+    return found
 
 
 def bars(results: list[Result]) -> list[Bar]:
@@ -114,4 +133,5 @@ def bars(results: list[Result]) -> list[Bar]:
                 theirs = find(results, setting, SMALL, GLOO)
                 text = f"{setting}, {SMALL}: latency over {GLOO}'s"
                 found.append(ratio_bar(text, small, theirs, 1 / 8, lambda r: r.median_s, True))
+                found += _in_place_bars(results, setting)
     return found

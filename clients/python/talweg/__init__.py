@@ -29,6 +29,7 @@ from talweg._collectives.numpy_calls import COLLECTIVES as _calls
 from talweg._collectives.numpy_calls import contiguous, real_pairs
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
+from talweg._declaring import declare, declare_in_place
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
 from talweg._elastic.membership import membership_of
 from talweg._elastic.outlive import rejoin
@@ -106,6 +107,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_object",
     "declare",
+    "declare_in_place",
     "end_step",
     "enter",
     "epoch",
@@ -285,29 +287,6 @@ send_async = _calls.send_async
 
 
 _old_order = takes_old_order("op", "name", "priority", "timeout_s")
-
-
-def declare(
-    name: str,
-    dtype: DType | DTypeLike,
-    count: int,
-    op: Op = Op.AVERAGE,
-    root_rank: int = 0,
-    priority: int = 0,
-) -> None:
-    """Agrees on a tensor before its first round, which then starts sooner. Optional.
-
-    `dtype` is a DType or a NumPy dtype. `count` is the number of elements; the first round sets
-    their shape. Raises Mismatch, which names both ranks, if another rank has declared the name
-    differently. Then the first call of the name raises Mismatch at every rank, and after it the
-    name is usable again.
-    """
-    wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
-    count, root_rank = whole("count", count), whole("root_rank", root_rank)
-    declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
-    tensors = _client.current().tensors
-    if not tensors.is_free(name):
-        tensors.declare_shapeless(name, declaration, priority)
 
 
 def _start(

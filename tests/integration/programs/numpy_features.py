@@ -275,7 +275,60 @@ def what_is_said_of_the_package() -> None:
     assert talweg.pushed_bytes() == before + 120
 
 
+def arrays_in_place() -> None:
+    """Results come into the array itself, also where ranks cannot sum it in place."""
+    size, own = talweg.size(), talweg.rank() + 1
+    for dtype, count in ((np.float32, 6), (np.int64, 60_000), (np.float16, 300_000)):
+        name = f"in place {count}"
+        array = talweg.declare_in_place(name, dtype, count, talweg.Op.SUM)
+        assert array.shape == (count,) and array.dtype == dtype and (array == 0).all()
+        for step in range(3):
+            array[:] = own + step
+            result = talweg.push_pull_inplace(array.reshape(2, -1), name, talweg.Op.SUM)
+            assert (array == _sum_of_ranks() + step * size).all()
+            assert result.shape == (2, count // 2) and np.shares_memory(result, array)
+        # Another array under the name leaves this one alone, and both go on.
+        other: np.ndarray = np.full((2, count // 2), 1, dtype)
+        assert (talweg.push_pull(other, name, talweg.Op.SUM) == size).all()
+        assert (array == _sum_of_ranks() + 2 * size).all()
+        array[:] = 2
+        talweg.push_pull_inplace(array.reshape(2, -1), name, talweg.Op.SUM, prescale_factor=2.0)
+        assert (array == 4 * size).all()
+    handles = {}
+    for index in range(4):
+        array = talweg.declare_in_place(f"open {index}", np.float32, 50_000, talweg.Op.MAX)
+        array[:] = own + index
+        handles[index] = talweg.push_pull_async_inplace(array, f"open {index}", talweg.Op.MAX)
+    for index, handle in reversed(handles.items()):
+        assert (talweg.synchronize(handle) == size + index).all()
+    empty = talweg.declare_in_place("nothing in place", np.float32, 0)
+    assert talweg.push_pull_inplace(empty, "nothing in place").shape == (0,)
+    expect(
+        talweg.InvalidArgument,
+        "'in place 6' has been declared or pushed before",
+        talweg.declare_in_place,
+        "in place 6",
+        np.float32,
+        6,
+    )
+    expect(talweg.InvalidArgument, "count", talweg.declare_in_place, "negative", np.float32, -1)
+
+
+def an_array_in_place_is_not_copied() -> None:
+    """On one node the ranks sum the array where it lies."""
+    array = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
+    declared = _client.current().tensors.known("where it lies")
+    assert declared is not None
+    if talweg.size() == talweg.local_size():
+        assert declared.buffer is not None and declared.buffer.address == array.ctypes.data
+    array[:] = 1
+    talweg.push_pull_inplace(array, "where it lies", talweg.Op.SUM)
+    assert (array == talweg.size()).all()
+
+
 CASES = [
+    arrays_in_place,
+    an_array_in_place_is_not_copied,
     what_is_said_of_the_package,
     dtypes_and_shapes,
     rounds_without_names,

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from talweg._client.in_place import Buffer
@@ -136,6 +137,15 @@ class Tensors:
         if is_new:
             self._shapeless.add(name)
 
+    def declare_in_place(self, name: str, declaration: Declaration, priority: int) -> Declared:
+        """Does the same as declare_shapeless() for a new name. The tensor has a buffer, if ranks
+        can sum it in place.
+        """
+        with self._raised_once_more(name):
+            self.declare_all([(name, declaration, priority)], in_place=True)
+        self._shapeless.add(name)
+        return self._tensors[name]
+
     def known(self, name: str) -> Declared | None:
         """Returns the tensor that this rank has declared under the name, if the name means one."""
         return self._tensors.get(name)
@@ -166,9 +176,15 @@ class Tensors:
         That call raises a Mismatch once more: other ranks may get it there for the first time, and
         the calls of all ranks must stay in step.
         """
-        try:
+        with self._raised_once_more(name):
             self.declare(name, declaration, priority)
+
+    @contextlib.contextmanager
+    def _raised_once_more(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except Mismatch as mismatch:
+            self.free(name)
             self._disagreed[name] = mismatch
             raise
 

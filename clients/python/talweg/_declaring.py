@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declarations of tensors before their first rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from talweg import _client
+from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
+from talweg._library.native_arguments import whole
+from talweg.errors import InvalidArgument
+
+
+def declare(
+    name: str,
+    dtype: DType | DTypeLike,
+    count: int,
+    op: Op = Op.AVERAGE,
+    root_rank: int = 0,
+    priority: int = 0,
+) -> None:
+    """Agrees on a tensor before its first round, which then starts sooner. Optional.
+
+    `dtype` is a DType or a NumPy dtype. `count` is the number of elements; the first round sets
+    their shape. Raises Mismatch, which names both ranks, if another rank has declared the name
+    differently. Then the first call of the name raises Mismatch at every rank, and after it the
+    name is usable again.
+    """
+    wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
+    count, root_rank = whole("count", count), whole("root_rank", root_rank)
+    declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
+    tensors = _client.current().tensors
+    if not tensors.is_free(name):
+        tensors.declare_shapeless(name, declaration, priority)
+
+
+def declare_in_place(
+    name: str, dtype: DTypeLike, count: int, op: Op = Op.AVERAGE, priority: int = 0
+) -> np.ndarray:
+    """Declares a tensor, and returns the array in which a program computes what it gives to it.
+
+    push_pull_inplace() of this array, or of the array in another shape, copies nothing where the
+    ranks of the node sum (one node), or where each node has one rank and no nodes come and go. The
+    result is then in the array, too. Elsewhere it works as with any other array. The array has one
+    dimension of `count` elements of `dtype`, which are 0 at first, and keeps its memory as long as
+    the program has it. All ranks call this alike. Another array pushed under the name, or a factor
+    before the sum, ends this: from then on the rounds copy. Raises as declare() does, and
+    InvalidArgument if the name has been declared without it.
+    """
+    wire_dtype, count = numpy_dtype(dtype), whole("count", count)
+    declaration = Declaration(wire_dtype, count, op_of(op), 0)
+    tensors = _client.current().tensors
+    if not tensors.is_new(name):
+        raise InvalidArgument(
+            f"declare_in_place: tensor '{name}' has been declared or pushed before: declare it first"
+        )
+    buffer = tensors.declare_in_place(name, declaration, priority).buffer
+    if buffer is None or count == 0:
+        return np.zeros(count, dtype)
+    return np.frombuffer(buffer.memory, dtype)

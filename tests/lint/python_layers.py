@@ -26,6 +26,7 @@ ROOMS = (
     "_node",
     "_client",
     "_collectives",
+    "_declaring",
     "_gpu",
     "_exchange",
     "_elastic",

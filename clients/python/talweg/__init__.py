@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from talweg import _at_exit, _client
 from talweg._arguments import chosen_op, listed, takes_old_order
@@ -29,14 +28,14 @@ from talweg._collectives.numpy_calls import COLLECTIVES as _calls
 from talweg._collectives.numpy_calls import contiguous, real_pairs
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
+from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._declaring import declare, declare_in_place
-from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
 from talweg._elastic.membership import membership_of
 from talweg._elastic.outlive import rejoin
 from talweg._elastic.sampler import ElasticSampler
 from talweg._elastic.state import State
 from talweg._elastic.views import Change, Member
-from talweg._library.native_arguments import check_name_and_priority, whole
+from talweg._library.native_arguments import check_name_and_priority
 from talweg._version import __version__
 from talweg.errors import (
     Aborted,

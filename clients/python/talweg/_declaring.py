@@ -44,16 +44,18 @@ def declare_in_place(
     ranks of the node sum (one node), or where each node has one rank and no nodes come and go. The
     result is then in the array, too. Elsewhere it works as with any other array. The array has one
     dimension of `count` elements of `dtype`, which are 0 at first, and keeps its memory as long as
-    the program has it. All ranks call this alike. Another array pushed under the name, or a factor
-    before the sum, ends this: from then on the rounds copy. Raises as declare() does, and
-    InvalidArgument if the name has been declared without it.
+    the program has it. All ranks call this alike. A repeated call returns the same memory. If
+    another array is pushed under the name, or with a prescale_factor, the memory becomes an
+    ordinary array's, and rounds copy from then on. Raises as declare() does, and InvalidArgument if
+    the name's tensors change.
     """
     wire_dtype, count = numpy_dtype(dtype), whole("count", count)
     declaration = Declaration(wire_dtype, count, op_of(op), 0)
     tensors = _client.current().tensors
-    if not tensors.is_new(name):
+    if tensors.is_free(name):
         raise InvalidArgument(
-            f"declare_in_place: tensor '{name}' has been declared or pushed before: declare it first"
+            f"declare_in_place: tensor '{name}' has been used in several ways before: give this "
+            "array a name of its own"
         )
     buffer = tensors.declare_in_place(name, declaration, priority).buffer
     if buffer is None or count == 0:

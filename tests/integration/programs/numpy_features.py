@@ -303,15 +303,12 @@ def arrays_in_place() -> None:
         assert (talweg.synchronize(handle) == size + index).all()
     empty = talweg.declare_in_place("nothing in place", np.float32, 0)
     assert talweg.push_pull_inplace(empty, "nothing in place").shape == (0,)
-    expect(
-        talweg.InvalidArgument,
-        "'in place 6' has been declared or pushed before",
-        talweg.declare_in_place,
-        "in place 6",
-        np.float32,
-        6,
-    )
-    expect(talweg.InvalidArgument, "count", talweg.declare_in_place, "negative", np.float32, -1)
+    for count in (3, 4, 3):
+        talweg.push_pull(np.ones(count, np.float32), "varies", talweg.Op.SUM)
+    declare = talweg.declare_in_place
+    expect(talweg.InvalidArgument, "'varies' has been used", declare, "varies", np.float32, 3)
+    expect(talweg.InvalidArgument, "f32[7]", declare, "in place 6", np.float32, 7, talweg.Op.SUM)
+    expect(talweg.InvalidArgument, "count", declare, "negative", np.float32, -1)
 
 
 def an_array_in_place_is_not_copied() -> None:
@@ -320,6 +317,8 @@ def an_array_in_place_is_not_copied() -> None:
     declared = _client.current().tensors.known("where it lies")
     assert declared is not None
     if talweg.size() == talweg.local_size():
+        again = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
+        assert again.ctypes.data == array.ctypes.data
         assert declared.buffer is not None and declared.buffer.address == array.ctypes.data
     array[:] = 1
     talweg.push_pull_inplace(array, "where it lies", talweg.Op.SUM)

@@ -130,21 +130,32 @@ class Tensors:
     def declare_shapeless(self, name: str, declaration: Declaration, priority: int) -> None:
         """Does the same as declare_early(), for a program that does not give the shape yet."""
         is_new = self.is_new(name)
-        known = self.declared_on_host(name)
-        if known is not None and replace(known.declaration, shape=None) == declaration:
+        if self._declared_so(name, declaration) is not None:
             return
         self.declare_early(name, declaration, priority)
         if is_new:
             self._shapeless.add(name)
 
     def declare_in_place(self, name: str, declaration: Declaration, priority: int) -> Declared:
-        """Does the same as declare_shapeless() for a new name. The tensor has a buffer, if ranks
-        can sum it in place.
+        """Does the same as declare_shapeless(). The tensor has a buffer, if ranks can sum it in
+        place.
         """
+        known = self._declared_so(name, declaration)
+        if known is not None:
+            return known
+        is_new = self.is_new(name)
         with self._raised_once_more(name):
             self.declare_all([(name, declaration, priority)], in_place=True)
-        self._shapeless.add(name)
+        if is_new:
+            self._shapeless.add(name)
         return self._tensors[name]
+
+    def _declared_so(self, name: str, declaration: Declaration) -> Declared | None:
+        """Returns the tensor if it has this declaration, but for the shape."""
+        known = self.declared_on_host(name)
+        if known is None or replace(known.declaration, shape=None) != declaration:
+            return None
+        return known
 
     def known(self, name: str) -> Declared | None:
         """Returns the tensor that this rank has declared under the name, if the name means one."""

@@ -3,10 +3,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
 #include <signal.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -27,18 +24,13 @@ constexpr int64_t kFailingNs = 10'000'000'000;
 // How often ranks that have left their job are asked whether they need another agent.
 constexpr int64_t kNeedNs = 50'000'000;
 
-std::string Indented(const std::string& lines) {
-  std::string indented;
-  for (const std::string& line : std::vector<std::string>(absl::StrSplit(lines, '\n'))) {
-    if (!line.empty()) absl::StrAppend(&indented, "\n    ", line);
-  }
-  return indented;
-}
-
 }  // namespace
 
 Launch::Launch(const RunPlan& plan, Supervisor& supervisor)
-    : plan_(plan), supervisor_(supervisor), scheduler_restarts_(plan.daemon_restarts) {
+    : plan_(plan),
+      supervisor_(supervisor),
+      marks_(plan),
+      scheduler_restarts_(plan.daemon_restarts) {
   for (const uint32_t node : plan_.LocalNodes()) {
     nodes_.emplace(node, NodeLife(plan_.ranks_per_node[node], plan_.node_restarts));
   }
@@ -53,11 +45,7 @@ LaunchResult Launch::Run() {
   if (phase_ != Phase::kOver) supervisor_.Run(*this);
   supervisor_.EndAll(10'000);
   if (first_ && !result_.report.empty()) {
-    const std::string lines = supervisor_.LastLinesOf(first_->child);
-    if (!lines.empty()) {
-      absl::StrAppend(&result_.report, "\n", supervisor_.name(first_->child),
-                      "'s last lines:", Indented(lines));
-    }
+    result_.report += supervisor_.WhatItWrote(first_->child);
   }
   return result_;
 }
@@ -137,8 +125,11 @@ void Launch::StartAggregator(uint32_t index) {
 }
 
 void Launch::StartAgent(uint32_t node) {
-  const bool is_first = !nodes_.at(node).has_worked();
-  if (!Start({Role::kAgent, node}, AgentSpec(plan_, node, scheduler_, is_first))) return;
+  const NodeLife& life = nodes_.at(node);
+  // Ranks that will be started for this agent have been in no job.
+  const bool have_begun =
+      life.state() == NodeState::kRenewing && (life.ranks_have_left() || marks_.AnyHasBegun(node));
+  if (!Start({Role::kAgent, node}, AgentSpec(plan_, node, scheduler_, have_begun))) return;
   if (phase_ < Phase::kRanks) return;
   SetTimer({Timer::kServes, node},
            NowNs() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000);
@@ -151,10 +142,7 @@ void Launch::StartRanks(uint32_t node) {
     ChildSpec spec = RankSpec(plan_, node, i);
     spec.environment["TALWEG_RUN_AGENTS"] = absl::StrJoin(agents, ",");
     if (!scheduler_.empty()) spec.environment["TALWEG_SCHEDULER"] = scheduler_;
-    // An earlier rank may have left the file.
-    unlink(OutlivesPath(plan_, node, i).c_str());
-    unlink(NeedsPath(plan_, node, i).c_str());
-    unlink(FailsPath(plan_, node, i).c_str());
+    marks_.Remove(node, i);
     spec.environment["TALWEG_RUN_DAEMONS"] = absl::StrJoin(DaemonPids(), ",");
     spec.environment["TALWEG_RUN_RESTARTS"] =
         absl::StrCat(nodes_.at(node).restarts().count(NowNs()));
@@ -239,9 +227,10 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
                    : may_go_on ? "failed: "
                                : "failed first: ",
                    status.ToString())};
+  if (phase_ != Phase::kRanks && has_node) return OnEarlyAgentEnd(failure);
   // A daemon that ends by itself before it serves is not started well, and would not be again.
   const bool may_serve_again = !waiting_.contains(child) || status.signal_number != 0;
-  if (phase_ != Phase::kRanks && (has_node || !may_serve_again)) {
+  if (phase_ != Phase::kRanks && !may_serve_again) {
     NoteFirst(failure);
     return End(failure.exit_status, absl::StrCat(failure.what, "; the run was ended"), SIGTERM);
   }
@@ -258,26 +247,20 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
   ReleaseHeld(false);
 }
 
-std::optional<int64_t> Launch::FailsSince(ChildId rank) const {
-  const auto [role, node, local_rank] = At(rank);
-  struct stat status;
-  if (stat(FailsPath(plan_, node, local_rank).c_str(), &status) != 0) return std::nullopt;
-  return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-}
-
 std::optional<int64_t> Launch::FirstFailsSince() const {
   std::optional<int64_t> first_ns;
   for (uint32_t i = 0; i < children_.size(); ++i) {
-    const ChildId child(i);
-    if (children_[i].role != Role::kRank || !supervisor_.running(child)) continue;
-    const std::optional<int64_t> since_ns = FailsSince(child);
+    const auto [role, node, local_rank] = children_[i];
+    if (role != Role::kRank || !supervisor_.running(ChildId(i))) continue;
+    const std::optional<int64_t> since_ns = marks_.FailsSince(node, local_rank);
     if (since_ns && (!first_ns || *since_ns < *first_ns)) first_ns = since_ns;
   }
   return first_ns;
 }
 
 bool Launch::AwaitsFirst(ChildId rank) const {
-  const std::optional<int64_t> own_ns = FailsSince(rank);
+  const auto [role, node, local_rank] = At(rank);
+  const std::optional<int64_t> own_ns = marks_.FailsSince(node, local_rank);
   const std::optional<int64_t> first_ns = FirstFailsSince();
   return first_ns && (!own_ns || *first_ns < *own_ns);
 }
@@ -318,6 +301,23 @@ void Launch::OnDaemonEnd(const Failure& failure) {
   End(failure.exit_status, absl::StrCat(failure.what, "; the run was ended"), SIGTERM);
 }
 
+void Launch::OnEarlyAgentEnd(const Failure& failure) {
+  const uint32_t node = At(failure.child).index;
+  const NodeLife& life = nodes_.at(node);
+  // Options that the agent has refused would be refused again.
+  const bool is_refused = failure.exit_status == kExitUsage;
+  if (!is_refused) TellNode(failure.child, false);
+  if (is_refused || life.lost()) {
+    NoteFirst(failure);
+    return End(failure.exit_status, absl::StrCat(failure.what, "; the run was ended"), SIGTERM);
+  }
+  waiting_.insert(failure.child);  // The phase waits for its successor.
+  SetTimer({Timer::kPhase, 0},
+           std::max(timers_[{Timer::kPhase, 0}],
+                    life.start_at_ns() + static_cast<int64_t>(plan_.ready_timeout_ms) * 1'000'000));
+  SayOfFailure(node, failure.what);
+}
+
 void Launch::OnNodeFailure(const Failure& failure) {
   const auto [role, node, local_rank] = At(failure.child);
   NodeLife& life = nodes_.at(node);
@@ -343,32 +343,17 @@ void Launch::OnNodeFailure(const Failure& failure) {
   End(failure.exit_status, absl::StrCat(failure.what, others), SIGTERM);
 }
 
-bool Launch::RanksOutlive(uint32_t node) const {
-  // A job that needs all its nodes fails with any of their agents.
-  if (!plan_.goes_on && plan_.node_count() > 1) return false;
-  for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
-    if (access(OutlivesPath(plan_, node, i).c_str(), F_OK) != 0) return false;
-  }
-  return true;
-}
-
-bool Launch::NeedsAgent(uint32_t node) const {
-  for (uint32_t i = 0; i < plan_.ranks_per_node[node]; ++i) {
-    if (access(NeedsPath(plan_, node, i).c_str(), F_OK) == 0) return true;
-  }
-  return false;
-}
-
 void Launch::SayOfFailure(uint32_t node, const std::string& what) {
   const NodeLife& life = nodes_.at(node);
   if (!life.lost()) {
     const RestartPolicy& policy = life.restarts().policy();
-    const std::string again = life.state() == NodeState::kBereft
-                                  ? absl::StrCat("the agent of node ", node,
-                                                 " is started again, its "
-                                                 "ranks wait for it")
-                              : plan_.goes_on ? absl::StrCat("node ", node, " is started again")
-                                              : "all nodes are started again";
+    const std::string again =
+        phase_ < Phase::kRanks ? absl::StrCat("the agent of node ", node, " is started again")
+        : life.state() == NodeState::kBereft ? absl::StrCat("the agent of node ", node,
+                                                            " is started again, its "
+                                                            "ranks wait for it")
+        : plan_.goes_on                      ? absl::StrCat("node ", node, " is started again")
+                                             : "all nodes are started again";
     supervisor_.Say(absl::StrCat("talweg: run: ", again, " (", life.restarts().count(NowNs()),
                                  " of ", policy.count_max, " times in ",
                                  policy.window_ns / 1'000'000'000, " s): ", what));
@@ -383,7 +368,10 @@ void Launch::TellNode(ChildId child, bool well) {
   const auto [role, node, local_rank] = At(child);
   NodeLife& life = nodes_.at(node);
   const int64_t now_ns = NowNs();
-  Do(node, role == Role::kAgent ? life.OnAgentEnds(well, now_ns, !well && RanksOutlive(node))
+  // A job that needs all its nodes fails with any of their agents.
+  const bool may_outlive = plan_.goes_on || plan_.node_count() == 1;
+  const bool is_outlived = !well && may_outlive && marks_.AllOutlive(node);
+  Do(node, role == Role::kAgent ? life.OnAgentEnds(well, now_ns, is_outlived)
                                 : life.OnRankEnds(well, now_ns));
   if (role == Role::kAgent || well || !suspects_.contains(node)) return;
   // This rank is why its agent has ended.
@@ -429,7 +417,7 @@ void Launch::EndIfDone() {
     } else if (plan_.goes_on && any_done) {
       // A node that starts again after the others have ended well finds nobody. If its ranks work,
       // they have been let in, or look for an agent that lets them in.
-      if (life.works() && !(life.has_failed() && NeedsAgent(node))) {
+      if (life.works() && !(life.has_failed() && marks_.AnyNeedsAgent(node))) {
         if (life.has_failed()) SetTimer({Timer::kLate, 0}, NowNs() + kNeedNs);
         return;
       }
@@ -521,7 +509,7 @@ void Launch::OnTimerOf(TimerKey key) {
       return OnNodeFailure(suspect.mapped().failure);
     }
     case Timer::kHeld: return ReleaseHeld(true);
-    case Timer::kNode: return Do(index, nodes_.at(index).OnTime(NeedsAgent(index)));
+    case Timer::kNode: return Do(index, nodes_.at(index).OnTime(marks_.AnyNeedsAgent(index)));
     case Timer::kLate: return EndIfDone();
     case Timer::kGrace: return SignalNode(index, SIGKILL);
     case Timer::kScheduler: return StartScheduler();

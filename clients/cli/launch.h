@@ -11,6 +11,7 @@
 
 #include "clients/cli/node_life.h"
 #include "clients/cli/plan.h"
+#include "clients/cli/rank_marks.h"
 #include "clients/cli/supervisor.h"
 
 namespace talweg::cli {
@@ -29,8 +30,9 @@ struct LaunchResult {
 //   kScheduler -> kAggregators -> kAgents -> kRanks
 //     -> kEndingRanks -> kEndingAgents -> kEndingAggregators -> kEndingScheduler -> kOver
 //
-// A phase before kRanks ends when all its daemons serve; kRanks ends when all nodes are over. The
-// failure of an agent before kRanks, or of a daemon that has never served, decides the exit status,
+// A phase before kRanks ends when all its daemons serve; kRanks ends when all nodes are over. An
+// agent that fails before kRanks is started again as often as the plan allows. After that, or if a
+// scheduler or an aggregator ends by itself before it serves, the failure decides the exit status,
 // and leads to kEndingRanks: all processes are asked to end, and killed when `grace_ms` is over. A
 // second signal ends everything at once.
 //
@@ -118,11 +120,12 @@ class Launch : public SupervisorEvents {
 
   // A scheduler or an aggregator has ended.
   void OnDaemonEnd(const Failure& failure);
+  // An agent has ended, in kAgents.
+  void OnEarlyAgentEnd(const Failure& failure);
   // A rank or an agent has failed, in kRanks.
   void OnNodeFailure(const Failure& failure);
-  // Returns when a rank said that its program has ended; nullopt: it has not.
-  std::optional<int64_t> FailsSince(ChildId rank) const;
-  // Returns the first time at which a rank that still runs said so; nullopt: none has.
+  // Returns the first time at which a rank that still runs said that its program has ended;
+  // nullopt: none has.
   std::optional<int64_t> FirstFailsSince() const;
   // Returns whether another rank said so before this one, and has not ended.
   bool AwaitsFirst(ChildId rank) const;
@@ -131,10 +134,6 @@ class Launch : public SupervisorEvents {
   // Tells the node's NodeLife that a child has ended, and does its action.
   void TellNode(ChildId child, bool well);
   void Do(uint32_t node, NodeAction action);
-  // Returns whether all ranks of the node say that they wait for another agent if theirs fails, and
-  // have a job to go on in.
-  bool RanksOutlive(uint32_t node) const;
-  bool NeedsAgent(uint32_t node) const;
   void SayOfFailure(uint32_t node, const std::string& what);
   // Ends the run when all nodes are over, or when those that are not come back too late.
   void EndIfDone();
@@ -152,6 +151,7 @@ class Launch : public SupervisorEvents {
 
   const RunPlan& plan_;
   Supervisor& supervisor_;
+  const RankMarks marks_;
   Phase phase_ = Phase::kScheduler;
   std::vector<Child> children_;  // By ChildId.
   std::map<uint32_t, NodeLife> nodes_;

@@ -37,6 +37,7 @@ NodeAction NodeLife::StartRanks() {
   TALWEG_CHECK(state_ == NodeState::kReady);
   ranks_running_ = rank_count_;
   has_worked_ = true;
+  ranks_have_left_ = false;
   return To(NodeState::kWorking, NodeAction::kStartRanks);
 }
 
@@ -55,8 +56,9 @@ NodeAction NodeLife::OnAgentEnds(bool well, int64_t now_ns, bool is_outlived) {
   agent_runs_ = false;
   switch (state_) {
     case NodeState::kWorking:
-      if (well) return To(NodeState::kLeft, NodeAction::kAwaitNeed);
-      return OnAgentFails(now_ns, is_outlived);
+      if (!well) return OnAgentFails(now_ns, is_outlived);
+      ranks_have_left_ = true;
+      return To(NodeState::kLeft, NodeAction::kAwaitNeed);
     case NodeState::kRenewing: return OnAgentFails(now_ns, is_outlived);
     case NodeState::kStarting:
     case NodeState::kReady: return Fail(now_ns);

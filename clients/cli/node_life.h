@@ -78,8 +78,8 @@ class NodeLife {
     return state_ == NodeState::kWorking || state_ == NodeState::kLeft ||
            state_ == NodeState::kBereft || state_ == NodeState::kRenewing;
   }
-  // Returns whether its ranks have ever been started.
-  bool has_worked() const { return has_worked_; }
+  // Returns whether its ranks have left a job, and may begin another one.
+  bool ranks_have_left() const { return ranks_have_left_; }
   // Returns whether it, or its agent alone, has ever failed and been started again.
   bool has_failed() const { return has_failed_; }
   // When a failed node that is not lost, or only its agent, is started again.
@@ -96,7 +96,8 @@ class NodeLife {
   NodeState state_ = NodeState::kOff;
   bool agent_runs_ = false;
   uint32_t ranks_running_ = 0;
-  bool has_worked_ = false;
+  bool has_worked_ = false;  // Its ranks have been started before.
+  bool ranks_have_left_ = false;
   bool has_failed_ = false;
   bool starts_again_ = false;
   int64_t start_at_ns_ = 0;

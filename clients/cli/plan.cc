@@ -113,7 +113,7 @@ ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string&
 }
 
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler,
-                    bool is_first) {
+                    bool have_begun) {
   std::vector<std::string> args = {
       absl::StrCat("--job=", plan.job),
       absl::StrCat("--node_rank=", node),
@@ -136,8 +136,7 @@ ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& sched
     if (plan.begin_node_count > 0) {
       args.push_back(absl::StrCat("--begin_members=", plan.begin_node_count));
     }
-    // Later, ranks that have been in the job may begin another one.
-    if (plan.not_after_finish && is_first) args.push_back("--not_after_finish");
+    if (plan.not_after_finish && !have_begun) args.push_back("--not_after_finish");
   }
   if (plan.scheduler.empty() || !SaysWhereAdminIs(plan.environment)) {
     args.push_back(Where(plan, "admin_listen", absl::StrCat("agent-", node, "-admin.sock")));

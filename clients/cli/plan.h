@@ -89,9 +89,9 @@ absl::StatusOr<std::vector<uint32_t>> ParseRanksPerNode(const std::string& text,
 // `address` is that of the scheduler that this one replaces; empty: the first one.
 ChildSpec SchedulerSpec(const RunPlan& plan, const std::string& address);
 ChildSpec AggregatorSpec(const RunPlan& plan, uint32_t index, const std::string& scheduler);
-// `is_first`: the node's ranks have not been started before.
+// `have_begun`: the node's ranks have been in the job, so they may begin another one.
 ChildSpec AgentSpec(const RunPlan& plan, uint32_t node, const std::string& scheduler,
-                    bool is_first);
+                    bool have_begun);
 ChildSpec RankSpec(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
 // The socket of a run's scheduler, which `talweg status` looks for.
@@ -100,7 +100,8 @@ inline constexpr char kSchedulerSocket[] = "scheduler.sock";
 // Returns the socket at which a node's agent listens for ranks.
 std::string SocketPath(const RunPlan& plan, uint32_t node);
 
-// A file that exists while the rank would wait for another agent if its own failed.
+// A file that exists while the rank would wait for another agent if its own failed. It is empty
+// until the rank has been in the job.
 std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
 // A file that exists while a rank looks for an agent.

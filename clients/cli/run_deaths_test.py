@@ -13,10 +13,43 @@ from run_testing import TIMEOUT_S, Run, RunTestCase, run
 class RunDeathsTest(RunTestCase):
     def test_a_daemon_that_fails(self) -> None:
         for daemon in ("talweg-scheduler", "talweg-aggregator", "talweg-agent"):
-            status, output, errors = run("--nodes=2", "--", "echo", "x", FAKE_DAEMON_FAILS=daemon)
+            shape = ["--force-distributed", "--", "echo", "x"]
+            status, output, errors = run(*shape, FAKE_DAEMON_FAILS=daemon)
             self.assertEqual((status, output), (9, ""), errors)
-            self.assertRegex(errors, rf"{daemon}.* ended before its ranks: exit status 9")
-            self.assertIn("    no luck\n", errors)
+            self.assertRegex(
+                errors,
+                rf"{daemon}.* ended before its ranks: exit status 9; the run was ended; its last "
+                "lines are above\n$",
+            )
+            self.assertEqual(errors.count("no luck"), 1, errors)
+
+    def test_a_daemon_that_fails_before_others_write(self) -> None:
+        """What it has written is far above, so it is shown once more."""
+        script = """
+            trap "echo too >&2; exit 1" TERM
+            echo up
+            for _ in $(seq 6000); do sleep 0.01; done
+        """
+        run = Run("--", "bash", "-c", script, FAKE_AGENT_ENDS_AFTER="go")
+        run.until_output("up")
+        (run.log / "go").touch()
+        status, _, errors = run.end()
+        self.assertEqual(status, 5, errors)
+        self.assertIn("\ntalweg-agent of node 0's last lines:\n    agent ends\n", errors)
+
+    def test_a_daemon_that_is_killed_has_written_nothing(self) -> None:
+        run = Run("--", "echo", "x", FAKE_AGENT_WAITS_FOR="go")
+        run.until_started("talweg-agent", 1)
+        [agent] = run.pids_of("talweg-agent")
+        os.kill(agent, signal.SIGKILL)
+        status, output, errors = run.end()
+        self.assertEqual((status, output), (128 + signal.SIGKILL, ""), errors)
+        self.assertIn(
+            f"talweg-agent of node 0 (pid {agent}) ended before its ranks: killed by signal 9 "
+            "(Killed); the run was ended; it has written nothing (its log comes here; "
+            "TALWEG_LOG_LEVEL=info makes it longer)",
+            errors,
+        )
 
     def test_a_daemon_that_never_serves(self) -> None:
         # The others have enough time to serve, even on a busy machine.
@@ -48,6 +81,96 @@ class RunDeathsTest(RunTestCase):
             self.assertRegex(
                 errors, rf"{daemon}.* killed by signal 9 \(Killed\); it is started again\n"
             )
+
+    def test_an_agent_that_dies_before_the_ranks_have_started(self) -> None:
+        """It serves, or does not serve yet. The ranks wait for the agent that takes its place."""
+        for dies in (0, 1):
+            run = Run(
+                *["--nodes=2", "--restarts=1", "--restart-pause-ms=1", "--"],
+                *["echo", "done"],
+                FAKE_AGENT_WAITS_FOR="go",
+                FAKE_NODE_THAT_WAITS="1",
+            )
+            run.until_started("talweg-agent", 2)
+            [pid] = [pid for pid in run.pids_of("talweg-agent") if run.node_of(pid) == dies]
+            if dies == 0:
+                run.until_serving(pid)
+            os.kill(pid, signal.SIGKILL)
+            run.until_started("talweg-agent", 3)
+            (run.log / "go").touch()
+            status, output, errors = run.end()
+            self.assertEqual((status, output.count("done")), (0, 2), errors)
+            self.assertEqual(len(run.pids_of("talweg-agent")), 3)
+            self.assertIn(
+                f"talweg: run: the agent of node {dies} is started again (1 of 1 times in 300 s): "
+                f"talweg-agent of node {dies} (pid {pid}) ended before its ranks: killed by signal "
+                "9 (Killed)\n",
+                errors,
+            )
+
+    def test_an_agent_that_never_serves_is_started_again_as_often_as_it_may_be(self) -> None:
+        status, output, errors = run(
+            *["--restarts=2", "--restart-pause-ms=1", "--", "echo", "x"],
+            FAKE_DAEMON_FAILS="talweg-agent",
+        )
+        self.assertEqual((status, output), (9, ""), errors)
+        self.assertEqual(errors.count("the agent of node 0 is started again"), 2, errors)
+        self.assertEqual(errors.count("no luck"), 3, errors)
+        self.assertIn("exit status 9; the run was ended; its last lines are above\n", errors)
+
+    def test_an_agent_that_refuses_its_options_is_not_started_again(self) -> None:
+        status, _, errors = run(
+            *["--restarts=2", "--restart-pause-ms=1", "--", "echo", "x"],
+            FAKE_DAEMON_FAILS="talweg-agent",
+            FAKE_FAILS_WITH="2",
+        )
+        self.assertEqual(status, 2, errors)
+        self.assertNotIn("started again", errors)
+
+    # A node of a job that may have finished: its agents must not begin another one.
+    _LATE = (
+        "--scheduler=127.0.0.1:7447", "--max-nodes=4", "--node-rank=3", "--not-after-finish",
+        "--restarts=1", "--restart-pause-ms=1", "--",
+    )  # fmt: skip
+
+    def _are_late(self, run: Run) -> list[bool]:
+        """Returns of the first two agents whether they begin no other job."""
+        lines = (run.log / "talweg-agent").read_text().splitlines()
+        return ["--not_after_finish" in line for line in lines[:2]]
+
+    def test_a_late_node_that_starts_again_is_late_still(self) -> None:
+        """Its ranks know nothing of a job, whatever the first ones have said."""
+        run = Run(
+            *self._LATE, "bash", "-c",
+            "[ $TALWEG_RUN_RESTARTS = 1 ] || { echo begun > $TALWEG_RUN_OUTLIVES; exit 7; }",
+        )  # fmt: skip
+        status, _, errors = run.end()
+        self.assertEqual(status, 0, errors)
+        self.assertEqual(self._are_late(run), [True, True])
+
+    def test_a_late_node_whose_ranks_outlive_their_agent(self) -> None:
+        """They may begin another job only if they have been in one."""
+        for word in ("", "begun"):
+            script = (
+                f"printf '{word}' > $TALWEG_RUN_OUTLIVES; echo up; "
+                "until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
+            )
+            run = Run(*self._LATE, "bash", "-c", script)
+            run.until_output("up")
+            os.kill(run.pids_of("talweg-agent")[0], signal.SIGKILL)
+            run.until_started("talweg-agent", 2)
+            (run.log / "go").touch()
+            status, _, errors = run.end()
+            self.assertEqual(status, 0, errors)
+            self.assertEqual(self._are_late(run), [True, not word])
+
+    def test_a_late_node_whose_ranks_have_left_their_job(self) -> None:
+        script = "touch $TALWEG_RUN_NEEDS; until [ -e $TALWEG_TEST_LOG/go ]; do sleep 0.01; done"
+        run = Run(*self._LATE, "bash", "-c", script, FAKE_AGENT_ENDS_WITH="0")
+        run.until_started("talweg-agent", 2)
+        (run.log / "go").touch()
+        self.assertEqual(run.end()[0], 0)
+        self.assertEqual(self._are_late(run), [True, False])
 
     def test_an_aggregator_that_dies_before_the_ranks_have_started_without_restarts(self) -> None:
         run = Run("--nodes=2", "--", "echo", "done", FAKE_AGENT_WAITS_FOR="go")
@@ -310,7 +433,7 @@ class RunDeathsTest(RunTestCase):
         status, _, errors = run("--", "sleep", "1000", FAKE_AGENT_ENDS_WITH="5")
         self.assertEqual(status, 5)
         self.assertIn("talweg-agent of node 0", errors)
-        self.assertIn("    agent ends\n", errors)
+        self.assertEqual(errors.count("agent ends"), 1, errors)
 
 
 if __name__ == "__main__":

@@ -18,21 +18,28 @@ TIMEOUT_S = 60
 
 DAEMON = """#!/bin/bash
 echo "$@" >> "$TALWEG_TEST_LOG/$(basename "$0")"
+[[ "$*" =~ --node_rank=([0-9]+) ]] && echo "${BASH_REMATCH[1]}" > "$TALWEG_TEST_PIDS/node.$$"
 echo $$ >> "$TALWEG_TEST_PIDS/$(basename "$0")"
 for argument in "$@"; do
   case $argument in --ready_fd=*) fd=${argument#*=} ;; esac
 done
-[ -z "$FAKE_DAEMON_FAILS" ] || [ "$(basename "$0")" != "$FAKE_DAEMON_FAILS" ] || { echo "no luck" >&2; exit 9; }
+[ -z "$FAKE_DAEMON_FAILS" ] || [ "$(basename "$0")" != "$FAKE_DAEMON_FAILS" ] ||
+  { echo "no luck" >&2; exit "${FAKE_FAILS_WITH:-9}"; }
 # When it is started again, node 0's agent serves when the run has seen the end of rank 1.
 if [ -n "$FAKE_AGENT_IS_LATE" ] && [[ "$*" == *--node_rank=0* ]] && ! mkdir "$TALWEG_TEST_LOG/once"; then
   until [ -e "$TALWEG_TEST_LOG/rank1" ]; do sleep 0.01; done
   while [ -e "/proc/$(cat "$TALWEG_TEST_LOG/rank1")" ]; do sleep 0.01; done
 fi 2>/dev/null
-if [ -n "$FAKE_AGENT_WAITS_FOR" ] && [ "$(basename "$0")" = talweg-agent ]; then
+if [ -n "$FAKE_AGENT_WAITS_FOR" ] && [[ "$*" == *"--node_rank=$FAKE_NODE_THAT_WAITS"* ]]; then
   until [ -e "$TALWEG_TEST_LOG/$FAKE_AGENT_WAITS_FOR" ]; do sleep 0.01; done
 fi
 [ "$(basename "$0")" = "$FAKE_DAEMON_SILENT" ] ||
   printf '{"pid":1,"addresses":{"listen":"127.0.0.1:4711","admin":"127.0.0.1:1"}}\\n' >&"$fd"
+touch "$TALWEG_TEST_PIDS/serves.$$"
+if [ -n "$FAKE_AGENT_ENDS_AFTER" ] && [ "$(basename "$0")" = talweg-agent ]; then
+  until [ -e "$TALWEG_TEST_LOG/$FAKE_AGENT_ENDS_AFTER" ]; do sleep 0.01; done
+  FAKE_AGENT_ENDS_WITH=5
+fi
 if [ -n "$FAKE_AGENT_ENDS_WITH" ] && [ "$(basename "$0")" = talweg-agent ]; then
   echo "agent ends" >&2
   exit "$FAKE_AGENT_ENDS_WITH"
@@ -161,6 +168,16 @@ class Run:
         while len(self.pids_of(daemon)) < count:
             assert time.monotonic() < deadline, f"{daemon} was not started {count} times"
             time.sleep(0.01)
+
+    def until_serving(self, pid: int) -> None:
+        """Waits until the daemon has said that it serves."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (self.pids / f"serves.{pid}").exists():
+            assert time.monotonic() < deadline, f"process {pid} does not serve"
+            time.sleep(0.01)
+
+    def node_of(self, agent: int) -> int:
+        return int((self.pids / f"node.{agent}").read_text())
 
     @staticmethod
     def until_ended(pid: int) -> None:

@@ -2,6 +2,7 @@
 #include "clients/cli/supervisor.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -45,6 +46,14 @@ absl::StatusOr<Descriptor> MakeFile(const std::string& directory, const std::str
                                                     "; give a directory that can be written to"));
 }
 
+std::string Indented(const std::string& lines) {
+  std::string indented;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(lines, '\n'))) {
+    if (!line.empty()) absl::StrAppend(&indented, "\n    ", line);
+  }
+  return indented;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Make(int output_fd, int errors_fd) {
@@ -81,6 +90,8 @@ absl::StatusOr<ChildId> Supervisor::Start(const ChildSpec& spec) {
                  LastLines(kLastLines), &errors_, std::move(errors_file)},
       .ready = std::move(started.ready),
   }));
+  Child& child = *children_.back();
+  child.output.child = child.errors.child = &child;
   ++running_count_;
   return id;
 }
@@ -92,9 +103,16 @@ void Supervisor::Signal(ChildId child, int signal_number) {
   if (signal_number != SIGKILL) kill(-pid(child), SIGCONT);
 }
 
-std::string Supervisor::LastLinesOf(ChildId child) const {
-  const std::string errors = children_[child.value()]->errors.last.Text();
-  return errors.empty() ? children_[child.value()]->output.last.Text() : errors;
+std::string Supervisor::WhatItWrote(ChildId id) const {
+  const Child& child = *children_[id.value()];
+  const std::string errors = child.errors.last.Text();
+  const std::string lines = errors.empty() ? child.output.last.Text() : errors;
+  if (lines.empty() && child.spec.is_daemon) {
+    return "; it has written nothing (its log comes here; TALWEG_LOG_LEVEL=info makes it longer)";
+  }
+  if (lines.empty()) return "";
+  if (child.spec.is_daemon && shown_last_ == &child) return "; its last lines are above";
+  return absl::StrCat("\n", child.spec.name, "'s last lines:", Indented(lines));
 }
 
 void Supervisor::Mute(ChildId child) {
@@ -102,7 +120,10 @@ void Supervisor::Mute(ChildId child) {
   children_[child.value()]->errors.muted = true;
 }
 
-void Supervisor::Say(const std::string& line) { errors_.Add(absl::StrCat(line, "\n")); }
+void Supervisor::Say(const std::string& line) {
+  errors_.Add(absl::StrCat(line, "\n"));
+  shown_last_ = nullptr;
+}
 
 void Supervisor::Run(SupervisorEvents& events) {
   stopped_ = false;
@@ -186,7 +207,9 @@ void Supervisor::Keep(Stream& stream, std::string_view bytes) {
 }
 
 void Supervisor::Pass(Stream& stream, const std::string& lines) {
-  if (!stream.muted) stream.sink->Add(lines);
+  if (stream.muted || lines.empty()) return;
+  stream.sink->Add(lines);
+  shown_last_ = stream.child;
 }
 
 void Supervisor::ReadReady(ChildId id, SupervisorEvents& events) {

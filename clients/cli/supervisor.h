@@ -57,8 +57,10 @@ class Supervisor {
   const std::string& name(ChildId child) const { return children_[child.value()]->spec.name; }
   pid_t pid(ChildId child) const { return children_[child.value()]->pid; }
   int running_count() const { return running_count_; }
-  // Returns the last lines that a child wrote to its stderr, or, if there are none, to its stdout.
-  std::string LastLinesOf(ChildId child) const;
+  // Returns the last lines that a child wrote to its stderr, or, if there are none, to its stdout,
+  // as the end of a report. Of a daemon it only says where they are, if nothing was passed on
+  // since.
+  std::string WhatItWrote(ChildId child) const;
 
   // From now on, the child's output only goes to its last lines.
   void Mute(ChildId child);
@@ -77,12 +79,14 @@ class Supervisor {
   void EndAll(int64_t timeout_ms);
 
  private:
+  struct Child;
   struct Stream {
     Descriptor source;
     LinePrefixer lines;
     LastLines last;
     OutputQueue* sink;
     Descriptor file;  // If set, the output also goes there.
+    const Child* child = nullptr;
     bool muted = false;
   };
   struct Child {
@@ -100,7 +104,7 @@ class Supervisor {
   void PollOnce(SupervisorEvents& events);
   void Read(Stream& stream);
   void Keep(Stream& stream, std::string_view bytes);
-  static void Pass(Stream& stream, const std::string& lines);
+  void Pass(Stream& stream, const std::string& lines);
   void ReadReady(ChildId id, SupervisorEvents& events);
   void TakeSignals(SupervisorEvents& events);
   void Reap(SupervisorEvents& events);
@@ -111,6 +115,7 @@ class Supervisor {
   OutputQueue output_;
   OutputQueue errors_;
   std::vector<std::unique_ptr<Child>> children_;  // By ChildId.
+  const Child* shown_last_ = nullptr;             // The child whose line was passed on last.
   std::set<std::string> output_directories_;
   int running_count_ = 0;
   int64_t timer_ns_ = 0;

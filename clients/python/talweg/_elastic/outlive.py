@@ -17,7 +17,8 @@ from talweg.errors import Aborted, AgentLost, InvalidArgument, TalwegError
 
 _WAIT_S = 300.0
 _WAIT_VARIABLE = "TALWEG_AGENT_WAIT_S"
-# It names a file, which tells `talweg run` that this rank goes on if its agent is lost.
+# It names a file, which tells `talweg run` that this rank goes on if its agent is lost. The file has
+# a word when the rank has been in the job.
 _MARK_VARIABLE = "TALWEG_RUN_OUTLIVES"
 
 
@@ -107,6 +108,15 @@ def rejoin(agent_wait_s: float | None = None) -> None:
 
     _client.replace(attach_again)
     gc.collect()  # The lost client, whose memory is as much as the next one's, is in cycles.
+
+
+def note_begun() -> None:
+    """Notes that this rank has the state of its job. If its agent is lost when the job has finished,
+    it may begin another one with that state.
+    """
+    mark = os.environ.get(_MARK_VARIABLE)
+    if mark and Path(mark).exists():
+        Path(mark).write_text("begun\n")
 
 
 @contextlib.contextmanager

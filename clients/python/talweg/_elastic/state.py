@@ -140,6 +140,7 @@ class State:
         finally:  # A callback of on_view_change() may raise, when the numbers have changed.
             self._change = membership.change
             self._deal()
+        outlive.note_begun()
         return self._joined
 
     def run(

@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 
@@ -163,8 +165,12 @@ absl::StatusOr<std::vector<uint64_t>> ParseNumbers(const std::string& what, cons
 }
 
 bool Print(const std::string& text) {
-  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
-         std::fflush(stdout) == 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) {
+    return true;
+  }
+  PrintError(absl::StrCat("stdout cannot be written: ", std::strerror(errno),
+                          "; what is there is not complete"));
+  return false;
 }
 
 void PrintError(const std::string& text) { std::fprintf(stderr, "talweg: %s\n", text.c_str()); }

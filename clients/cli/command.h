@@ -77,7 +77,8 @@ class Arguments {
 absl::StatusOr<std::vector<uint64_t>> ParseNumbers(const std::string& what, const std::string& text,
                                                    uint64_t min, uint64_t max);
 
-// Writes to stdout. Returns false if that failed (a closed pipe, a full disk).
+// Writes to stdout. If that fails (a closed pipe, a full disk), prints the error, and returns
+// false.
 bool Print(const std::string& text);
 // Writes "talweg: ..." to stderr.
 void PrintError(const std::string& text);

@@ -14,8 +14,8 @@ namespace {
 int Main(const std::vector<std::string>& args) {
   if (args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
     if (args.size() == 2 && args[0] == "help") return Main({args[1], "--help"});
-    Print(ToolHelp(Commands()));
-    return args.empty() ? kExitUsage : 0;
+    const bool is_printed = Print(ToolHelp(Commands()));
+    return args.empty() ? kExitUsage : is_printed ? 0 : kExitFailed;
   }
   const std::string name = args[0] == "--version" ? "version" : args[0];
   const std::vector<std::string> rest(args.begin() + 1, args.end());

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -331,15 +332,20 @@ Config OrExit(int argc, char** argv,
                                              const FileFinder&),
               std::string (*help)()) {
   const std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
+  const char* slash = argc > 0 ? std::strrchr(argv[0], '/') : nullptr;
+  const std::string program = argc == 0 ? "talweg" : slash == nullptr ? argv[0] : slash + 1;
   if (HelpWanted(args)) {
     const std::string text = help();
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::exit(std::fflush(stdout) == 0 ? 0 : 1);
+    if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
+        std::fflush(stdout) == 0) {
+      std::exit(0);
+    }
+    std::fprintf(stderr, "%s: stdout cannot be written: %s\n", program.c_str(),
+                 std::strerror(errno));
+    std::exit(1);
   }
   absl::StatusOr<Config> config = load(args, ProcessEnvironment(), {});
   if (!config.ok()) {
-    const char* slash = argc > 0 ? std::strrchr(argv[0], '/') : nullptr;
-    const std::string program = argc == 0 ? "talweg" : slash == nullptr ? argv[0] : slash + 1;
     std::fprintf(stderr, "%s: %s\n", program.c_str(),
                  std::string(config.status().message()).c_str());
     std::exit(2);

@@ -10,6 +10,7 @@
 
 #include "clients/cli/table.h"
 #include "libs/base/bytes.h"
+#include "libs/base/counted.h"
 #include "libs/base/dealing.h"
 #include "libs/base/json.h"
 #include "libs/rpc/conversion.h"
@@ -168,7 +169,7 @@ std::string QuotaText(const StatusFacts& facts, const GetJobResponse& job) {
     parts.push_back(absl::StrCat("priority ", PriorityText(quota.priority())));
   }
   if (job.summary().members_max() != 0) {
-    parts.push_back(absl::StrCat("at most ", job.summary().members_max(), " members"));
+    parts.push_back(absl::StrCat("at most ", Counted(job.summary().members_max(), "member")));
   }
   std::string text;
   if (!parts.empty()) absl::StrAppend(&text, "  rules: ", absl::StrJoin(parts, ", "), "\n");
@@ -180,9 +181,11 @@ std::string QuotaText(const StatusFacts& facts, const GetJobResponse& job) {
                       UseText(FormatBytes(status.memory_bytes()), quota.memory_bytes_max(),
                               FormatBytes(quota.memory_bytes_max())),
                       ", ",
-                      UseText(absl::StrCat(status.tensors_placed()), quota.tensors_max(),
-                              absl::StrCat(quota.tensors_max())),
-                      " tensors\n");
+                      quota.tensors_max() == 0
+                          ? Counted(status.tensors_placed(), "tensor")
+                          : absl::StrCat(status.tensors_placed(), " of ",
+                                         Counted(quota.tensors_max(), "tensor")),
+                      "\n");
     }
   }
   return text;
@@ -222,10 +225,10 @@ std::string DealingNote(const scheduler::v1::Dealing& dealing) {
 std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
   const auto& summary = job.summary();
   std::string text = absl::StrFormat(
-      "\njob '%s' (id %d): %s, epoch %d, %d of %d to %d members, %d ranks, %s%s\n",
-      Plain(summary.name()), summary.job_id(), JobStateText(summary.state()), summary.epoch(),
-      summary.member_count(), summary.spec().min_members(), summary.spec().max_members(),
-      summary.rank_count(),
+      "\njob '%s' (id %d): %s, epoch %d, %d of %d to %s, %s, %s%s\n", Plain(summary.name()),
+      summary.job_id(), JobStateText(summary.state()), summary.epoch(), summary.member_count(),
+      summary.spec().min_members(), Counted(summary.spec().max_members(), "member"),
+      Counted(summary.rank_count(), "rank"),
       summary.spec().loss_policy() == scheduler::v1::LOSS_POLICY_CONTINUE ? "goes on after a loss"
                                                                           : "fails with a loss",
       DealingNote(summary.spec().dealing()));
@@ -426,11 +429,12 @@ std::string StatusJson(const StatusFacts& facts) {
 
 std::string AgentText(const std::string& address, const agent::v1::GetStatusResponse& agent) {
   std::string text = absl::StrFormat(
-      "agent %s: node %d of job '%s', %s, %d tensors, %d rounds done, %s pushed, %s sent, %s "
+      "agent %s: node %d of job '%s', %s, %s, %s done, %s pushed, %s sent, %s "
       "received, pid %d\n",
       address, agent.id().node_rank(), Plain(agent.job_name()), Plain(agent.state()),
-      agent.tensor_count(), agent.rounds_done(), FormatBytes(agent.bytes_pushed()),
-      FormatBytes(agent.bytes_sent()), FormatBytes(agent.bytes_received()), agent.pid());
+      Counted(agent.tensor_count(), "tensor"), Counted(agent.rounds_done(), "round"),
+      FormatBytes(agent.bytes_pushed()), FormatBytes(agent.bytes_sent()),
+      FormatBytes(agent.bytes_received()), agent.pid());
   Table ranks("  ", {"RANK", "LOCAL", "PID", "STATE", "ARENA"});
   for (const auto& rank : agent.ranks()) {
     ranks.Add({absl::StrCat(rank.rank()), absl::StrCat(rank.local_rank()), absl::StrCat(rank.pid()),

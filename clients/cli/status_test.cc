@@ -170,6 +170,20 @@ TEST_CASE("status: the text has the facts", "[cli]") {
   CHECK_THAT(text, !Contains("other"));
 }
 
+TEST_CASE("status: one is not several", "[cli]") {
+  StatusFacts facts = TwoNodes();
+  auto* const summary = facts.jobs[0].mutable_summary();
+  summary->set_rank_count(1);
+  summary->set_members_max(1);
+  summary->mutable_spec()->set_max_members(1);
+  const std::string text = StatusText(facts);
+  CHECK_THAT(text, Contains(" to 1 member, 1 rank, ") && Contains("at most 1 member\n"));
+  agent::v1::GetStatusResponse agent;
+  agent.set_tensor_count(1);
+  agent.set_rounds_done(1);
+  CHECK_THAT(AgentText("unix:/a", agent), Contains("1 tensor, 1 round done, "));
+}
+
 TEST_CASE("status: a member that makes no steps yet is marked", "[cli]") {
   StatusFacts facts = TwoNodes();
   CHECK_THAT(StatusText(facts), Contains("joined") && !Contains("standby"));

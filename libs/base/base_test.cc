@@ -10,6 +10,7 @@
 #include "libs/base/awake_time.h"
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
+#include "libs/base/counted.h"
 #include "libs/base/dealing.h"
 #include "libs/base/descriptor.h"
 #include "libs/base/dtype.h"
@@ -36,6 +37,12 @@ TEST_CASE("Bytes: sizes are read in powers of 1024 and anything else is refused"
   CHECK(FormatBytes(17) == "17 bytes");
   CHECK(FormatBytes(1536) == "1.5 KiB");
   CHECK(FormatBytes(4 * kMiB) == "4 MiB");
+}
+
+TEST_CASE("Counted: a noun with its number", "[base]") {
+  CHECK(Counted(0, "member") == "0 members");
+  CHECK(Counted(1, "member") == "1 member");
+  CHECK(Counted(2, "member") == "2 members");
 }
 
 TEST_CASE("Fingerprint64: it never changes, because it is part of the wire", "[base]") {

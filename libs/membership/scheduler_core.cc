@@ -157,8 +157,8 @@ JoinAnswer SchedulerCore::Join(const JoinRequest& request, Turn& turn) {
     }
     if (jobs_.OpenCount() >= config_.jobs_max) {
       return {Refuse(Code::kFull, "job '" + request.job_name + "' would be one more than the " +
-                                      std::to_string(config_.jobs_max) +
-                                      " jobs that this scheduler takes at once"),
+                                      CountText(config_.jobs_max, "job") +
+                                      " that this scheduler takes at once"),
               JobId{0}};
     }
     if (const Answer admitted = admission_.AdmitJob(request, turn); !admitted.ok()) {
@@ -216,8 +216,8 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
                                      "has, or give the job another name");
   }
   if (places.size() >= job.spec.max_members) {
-    return Refuse(Code::kFull, name + " has all its " + std::to_string(job.spec.max_members) +
-                                   " members (" + NodesText({places.begin(), places.end()}) +
+    return Refuse(Code::kFull, name + " has all its " + CountText(job.spec.max_members, "member") +
+                                   " (" + NodesText({places.begin(), places.end()}) +
                                    "); raise max_members or give the job another name");
   }
   return admission_.AdmitMember(job, request, places.size() + (places.contains(node) ? 0 : 1),
@@ -322,8 +322,9 @@ Answer SchedulerCore::OnLowerBeginMembers(const std::string& job_name, uint32_t 
     if (job->state != JobState::kForming) return Answer{};
     job->begin_members_most = std::min(begin_members, job->begin_members_most.value_or(UINT32_MAX));
     turn.Touch(*job);
-    turn.Log("job '" + job_name + "': no more than " + std::to_string(*job->begin_members_most) +
-             " members come to begin it");
+    turn.Log("job '" + job_name + "': no more than " +
+             CountText(*job->begin_members_most, "member") +
+             (*job->begin_members_most == 1 ? " comes" : " come") + " to begin it");
     return Answer{};
   });
   const LiveJob* const job = found ? jobs_.Find(*found) : nullptr;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "libs/base/counted.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "libs/transport/proof/data_key.h"
@@ -30,8 +31,8 @@ void AgentDriver::OnView(const view::View& view) {
   job_ = view.job;
   if (!link_->IsAlone()) {
     telemetry::Log(telemetry::LogLevel::kInfo, "view of epoch ", view.epoch, ": ",
-                   view.members.size(), " members, ", view.RankCount(), " ranks, ",
-                   view.aggregators.size(), " aggregators");
+                   Counted(view.members.size(), "member"), ", ", Counted(view.RankCount(), "rank"),
+                   ", ", Counted(view.aggregators.size(), "aggregator"));
     const std::string problem = options_.view_problem ? options_.view_problem(view) : "";
     if (!problem.empty()) {
       link_->ReportLost({.text = problem, .rank = std::nullopt});

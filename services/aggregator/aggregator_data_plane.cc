@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "libs/base/counted.h"
 #include "libs/telemetry/log.h"
 
 namespace talweg::aggregator {
@@ -69,7 +70,8 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
   }
   ServedJob& job = *slot;
   telemetry::Log(telemetry::LogLevel::kInfo, "job '", job_name, "': epoch ", view.epoch, " with ",
-                 view.members.size(), " members and ", view.aggregators.size(), " aggregators");
+                 Counted(view.members.size(), "member"), " and ",
+                 Counted(view.aggregators.size(), "aggregator"));
   SetQuota(job, quota);
   job.core.OnView(view, clock_->NowNs(), job.effects);
   performer_.Perform(job);

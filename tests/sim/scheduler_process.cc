@@ -100,7 +100,8 @@ void SchedulerProcess::Restart(int64_t down_ns) {
   trace_->Add(timeline_->now_ns(), "scheduler", "ends");
   core_.reset();
   down_since_ns_ = timeline_->now_ns();
-  // A scheduler declares nobody lost until a lease has passed since its start.
+  // When a scheduler starts, all get fresh leases, and may renew them until the first one ends. So
+  // it has declared the dead lost only after two leases, as agents count, too.
   if (*down_since_ns_ >= started_ns_ + 2 * membership::Config{}.lease_ns) {
     undecided_since_ns_ = *down_since_ns_;
   }

@@ -222,6 +222,8 @@ def check_forks() -> None:
             lambda: dist.all_reduce(torch.ones(2), async_op=True),
             lambda: future.then(lambda _: None),
             future.wait,
+            lambda: dist.new_group([0, 1]),  # Ranks that have made no group before.
+            lambda: dist.new_group(),
         ):
             assert _forked(call) == 0
         talweg.barrier()

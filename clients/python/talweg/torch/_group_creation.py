@@ -82,6 +82,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
             join(store, dist.get_rank(), dist.get_world_size(), timeout_s, world)
     ranks = ranks or range(options.group_size)
     client = _client.current()
+    if client.is_inherited:
+        client.connection.check_health()  # Raises Forked: no thread makes the group's calls here.
     lane = take_lane(client, Group(client, ProcessSet(ranks), "a process group"), timeout_s)
     try:
         group = GroupWithForms(options.store, rank, ranks, options.timeout, lane)

@@ -70,6 +70,26 @@ _AT_ONCE = textwrap.dedent(
     """
 )
 
+_ONE_TOO_MANY = textwrap.dedent(
+    """
+    import pathlib, sys, time
+    import byteps.torch as bps
+    import talweg
+    from talweg.byteps import _waiting, common
+
+    bps.init()
+    bps.suspend()
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+    _waiting._SAY_AFTER_S = 0.5
+    common._WAIT_S = 20.0
+    try:
+        bps.resume(2, 1, 0)
+    except talweg.Timeout as error:
+        print(f"Timeout: {error}", flush=True)
+    """
+)
+
 
 class ResumeTest(unittest.TestCase):
     def _others(self, given: dict[str, str]) -> list[subprocess.Popen[str]]:
@@ -124,6 +144,24 @@ class ResumeTest(unittest.TestCase):
             output = self._end([*workers, *others])
         self.assertIn("rank 0 of 2: 2", output)
         self.assertIn("rank 1 of 2: 2", output)
+
+    def test_a_worker_that_never_comes(self) -> None:
+        given = shared(
+            NVIDIA_VISIBLE_DEVICES="0", DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1"
+        )
+        with tempfile.TemporaryDirectory() as directory:
+            program, again = Path(directory) / "program.py", Path(directory) / "again"
+            program.write_text(_ONE_TOO_MANY)
+            command = [sys.executable, str(program), str(again)]
+            others = self._others(given)
+            worker = start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
+            self._end(others)
+            self._others(given)
+            again.touch()
+            output = self._end([worker])
+        waits_for = "workers: 1 of 2 (DMLC_NUM_WORKER, or num_workers of resume()) is there"
+        self.assertEqual(output.count(f"W byteps] waiting for {waits_for}\n"), 1, output)
+        self.assertRegex(output, rf"Timeout: .*; it has waited for {re.escape(waits_for)}\n")
 
 
 if __name__ == "__main__":

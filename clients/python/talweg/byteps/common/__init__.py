@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -17,7 +18,7 @@ from talweg._client import agents, session
 from talweg._compat import timeline
 from talweg._compat.environment import VariableError, logger
 from talweg._node import launchers
-from talweg.byteps import _job, _samples, _trace
+from talweg.byteps import _job, _samples, _trace, _waiting
 from talweg.byteps._environment import TABLE, log_levels
 
 # How long a rank waits for the whole job: as long as its agent waits.
@@ -49,7 +50,7 @@ def init(lazy: bool = True) -> None:
         # TensorFlow's kernel pushes by itself, where this module cannot see the pushes.
         os.environ.setdefault("TALWEG_TENSORFLOW_OPS", "python")
     session.forget()
-    _join(environment)
+    _join(environment, log)
     _jobs += 1
     _at_exit.register(shutdown)
     client = _client.current()
@@ -67,7 +68,7 @@ def _says(environment: Mapping[str, str]) -> bool:
     return "TALWEG_BYTEPS_LAUNCHED" not in environment and local_rank() == 0
 
 
-def _join(environment: Mapping[str, str]) -> None:
+def _join(environment: Mapping[str, str], log: logging.Logger) -> None:
     """Joins by the agent that a launcher has started, or by one that local rank 0 starts."""
     role = TABLE.value(environment, "DMLC_ROLE")
     if role != "worker":
@@ -88,6 +89,18 @@ def _join(environment: Mapping[str, str]) -> None:
     starts_agent = TABLE.number(environment, "BYTEPS_LOCAL_RANK") == 0
     if starts_agent:
         _start_agent(job, environment, path)
+    says = starts_agent and job.is_distributed
+    try:
+        with _waiting.waiting(job, log) if says else contextlib.nullcontext():
+            _attach(job, environment, path, starts_agent)
+    except BaseException:
+        if _agent is not None:
+            _agent.terminate()  # Else the end of this process would wait for it.
+        raise
+
+
+def _attach(job: _job.Job, environment: Mapping[str, str], path: str, starts_agent: bool) -> None:
+    """Joins by the agent at that path. Starts the agent again where it has met an older job."""
     end = time.monotonic() + _WAIT_S
     while True:
         try:

@@ -35,12 +35,12 @@ print(len(process._keepers) - 1)
 """
 
 
-def _run(program: str) -> str:
+def _run(program: str, *arguments: str) -> str:
     environment = dict(_CLEAN)
     path = [environment.get("PYTHONPATH", ""), str(job.PROGRAMS.parent)]
     environment["PYTHONPATH"] = ":".join(path)
     done = subprocess.run(
-        [sys.executable, "-P", str(job.PROGRAMS / program)],
+        [sys.executable, "-P", str(job.PROGRAMS / program), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -57,6 +57,10 @@ class AloneTest(unittest.TestCase):
 
     def test_torch(self) -> None:
         self.assertIn("case forked_child", _run("torch_features.py"))
+
+    def test_values_of_wrong_types(self) -> None:
+        for framework in ("numpy", "torch"):
+            self.assertIn("case talweg", _run("wrong_types.py", framework))
 
     def test_training(self) -> None:
         _run("torch_training.py")

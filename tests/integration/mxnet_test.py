@@ -30,6 +30,9 @@ class MxnetTest(unittest.TestCase):
             line = [sys.executable, "-P", str(job.PROGRAMS / program)]
             job.run(line, env={**_THREADS, "MXNET_ENGINE_TYPE": "NaiveEngine"})
 
+    def test_values_of_wrong_types(self) -> None:
+        job.run([sys.executable, "-P", str(job.PROGRAMS / "wrong_types.py"), "mxnet"])
+
     def test_the_names(self) -> None:
         """Both names are the same module, so there is one state."""
         self.assertIs(byteps.mxnet, talweg.byteps.mxnet)

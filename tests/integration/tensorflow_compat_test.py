@@ -39,6 +39,10 @@ class CompatTest(unittest.TestCase):
     def test_byteps(self) -> None:
         self._run("byteps_tensorflow.py")
 
+    def test_values_of_wrong_types(self) -> None:
+        program = str(job.PROGRAMS / "wrong_types.py")
+        job.run([sys.executable, "-P", *self.forks.prefix, program, "tensorflow"])
+
     def test_loaded_models_of_tf_keras(self) -> None:
         program = str(job.PROGRAMS / "legacy_keras_models.py")
         job.run([sys.executable, "-P", program], {**QUIET, "TF_USE_LEGACY_KERAS": "1"})

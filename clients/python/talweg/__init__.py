@@ -60,6 +60,7 @@ from talweg.errors import (
     Timeout,
     Unsupported,
     VersionMismatch,
+    WrongType,
 )
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "Timeout",
     "Unsupported",
     "VersionMismatch",
+    "WrongType",
     "__version__",
     "all_gather",
     "all_gather_async",
@@ -431,7 +433,7 @@ def push_pull_inplace(
 
 def _require_writable(array: np.ndarray, operation: str) -> None:
     if not isinstance(array, np.ndarray):
-        raise InvalidArgument(
+        raise WrongType(
             f"{operation} writes its result into a numpy.ndarray, which {type(array).__name__} is "
             "not: pass numpy.array(...), and keep it"
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from talweg._declaration import Op, op_of
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,7 +38,7 @@ def listed(tensors: Any, operation: str) -> list[Any]:
     try:
         return list(tensors)
     except TypeError:
-        raise InvalidArgument(
+        raise WrongType(
             f"{operation}: expected a list of tensors, got {type(tensors).__name__}"
         ) from None
 

@@ -12,6 +12,10 @@ class InvalidArgument(TalwegError, ValueError):
     """The call cannot be carried out as it was made."""
 
 
+class WrongType(InvalidArgument, TypeError):
+    """The call was given a value of a type that it does not take."""
+
+
 class Unsupported(InvalidArgument):
     """The call means something, but not to this agent, for this dtype or this operation."""
 

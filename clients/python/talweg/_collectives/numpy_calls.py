@@ -10,7 +10,7 @@ import numpy as np
 
 from talweg._collectives.calls import Collectives
 from talweg._declaration import NUMPY_DTYPES, DType, Op, numpy_dtype
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 
 _NAMES = {dtype: wire.name.lower() for dtype, wire in NUMPY_DTYPES.items()} | {
     np.dtype(np.complex64): "complex64",
@@ -22,7 +22,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 def contiguous(array: np.ndarray) -> np.ndarray:
     """The array, or a contiguous copy; InvalidArgument for what is none."""
     if not isinstance(array, np.ndarray):
-        raise InvalidArgument(f"expected a numpy.ndarray, got {type(array).__name__}")
+        raise WrongType(f"expected a numpy.ndarray, got {type(array).__name__}")
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidArgument("a masked array cannot be pushed: use array.filled(value)")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)

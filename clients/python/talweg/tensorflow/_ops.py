@@ -16,7 +16,7 @@ from talweg._client import Client
 from talweg._collectives import objects
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Op
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 from talweg.tensorflow import _kernel, _rounds
 from talweg.tensorflow._engine import Part, call_each_time, run
 from talweg.tensorflow._rounds import Reduction
@@ -88,7 +88,18 @@ def _tensor_of(value: Any, operation: str) -> tf.Tensor:
             f"{operation}: tf.IndexedSlices have no one shape: use tf.convert_to_tensor(slices), or "
             "gather their indices and values"
         )
-    return tf.convert_to_tensor(value)
+    return as_tensor(value, operation)
+
+
+def as_tensor(value: Any, operation: str) -> tf.Tensor:
+    """Returns the value as a tensor. Raises WrongType if TensorFlow makes none of it."""
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise WrongType(
+            f"{operation}: expected a tf.Tensor, or what tf.convert_to_tensor() takes, got "
+            f"{type(value).__name__}: {error}"
+        ) from error
 
 
 # ----- push_pull -----

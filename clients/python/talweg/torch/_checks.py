@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from talweg._arguments import listed
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 from talweg.torch import _cuda
 
 
 def require_tensor(tensor: Any) -> None:
-    """Raises InvalidArgument unless `tensor` is a torch.Tensor."""
+    """Raises WrongType unless `tensor` is a torch.Tensor."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(
+        raise WrongType(
             f"expected a torch.Tensor, got {type(tensor).__name__}: use torch.as_tensor()"
         )
 

@@ -24,7 +24,7 @@ from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._compat.mxnet import engine
 from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 
 # How long closing waits for the engine's operations before it closes all the same.
 _FLUSH_S = 10.0
@@ -106,12 +106,10 @@ def current() -> Rounds:
 def check(tensor: Any, operation: str) -> DType:
     """Returns the tensor's dtype.
 
-    Raises InvalidArgument if it is no dense NDArray, and MXNetError if its dtype has no rounds.
+    Raises WrongType if it is no NDArray, InvalidArgument if it is not dense, and MXNetError if its dtype has no rounds.
     """
     if not isinstance(tensor, mx.nd.NDArray):
-        raise InvalidArgument(
-            f"{operation}: expected an mxnet.nd.NDArray, got {type(tensor).__name__}"
-        )
+        raise WrongType(f"{operation}: expected an mxnet.nd.NDArray, got {type(tensor).__name__}")
     if tensor.stype != "default":
         raise InvalidArgument(
             f"{operation}: a {tensor.stype} array cannot be pushed: use tensor.tostype('default')"

@@ -19,11 +19,17 @@ class BadArgument(tf.errors.InvalidArgumentError, ValueError):
     """The call's arguments are wrong. It is a ValueError too."""
 
 
+class BadType(BadArgument, TypeError):
+    """An argument is of a type that the call does not take. It is a TypeError too."""
+
+
 def translate(failure: errors.TalwegError) -> Exception:
     """Returns the error of tf.errors for it, with the same text. Graphs raise the same one."""
     kind: Any = tf.errors.UnknownError
     if isinstance(failure, (errors.Mismatch, errors.NotInitialized)):
         kind = tf.errors.FailedPreconditionError
+    elif isinstance(failure, errors.WrongType):
+        kind = BadType
     elif isinstance(failure, errors.InvalidArgument):
         kind = BadArgument
     elif isinstance(failure, errors.Aborted):

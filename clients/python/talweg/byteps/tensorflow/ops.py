@@ -91,7 +91,7 @@ def push_pull(
             return reduce_slices(tensor, own, wanted, None, compression)
     own = _name(scope, "BytePSPushPull", tensor, name)
     with tf.device(device_dense):
-        pushed, context = compression.compress(tf.convert_to_tensor(tensor))
+        pushed, context = compression.compress(_ops.as_tensor(tensor, "push_pull"))
         [reduced] = _ops.reduce_tensors([pushed], [own], Reduction(wanted))
         return compression.decompress(reduced, context)
 

@@ -14,7 +14,7 @@ from talweg._compat.torch.compression import Compression
 from talweg._declaration import Op
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 
 __all__ = [
     "byteps_push_pull",
@@ -43,6 +43,8 @@ def _start(
 ) -> int:
     if not isinstance(version, int) or isinstance(version, bool):
         raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
+    if not isinstance(tensor, torch.Tensor):
+        raise WrongType(f"push_pull: expected a torch.Tensor, got {type(tensor).__name__}")
     op = Op.AVERAGE if average else Op.SUM
     life, wire_name = session.current(), _name(name)
     if wire_name is not None:

@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from talweg import _client
+from talweg._arguments import listed
 from talweg._client.session import Pending, Several
 from talweg._collectives.scaling import Factors
 from talweg._compat.mxnet import collectives, rounds
@@ -165,8 +166,8 @@ def _grouped(
     process_set: ProcessSet,
     in_place: bool,
 ) -> list[mx.nd.NDArray]:
-    tensors = list(tensors)
     operation = "grouped_allreduce"
+    tensors = listed(tensors, operation)
     if len({str(each.context) for each in tensors if isinstance(each, mx.nd.NDArray)}) > 1:
         raise InvalidArgument(f"{operation}: all tensors of a group must be on one device")
     names = group_names(name, operation, len(tensors))

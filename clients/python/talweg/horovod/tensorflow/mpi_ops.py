@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import talweg
+from talweg._arguments import listed
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg.errors import InvalidArgument, NotInitialized
@@ -121,7 +122,7 @@ def allreduce(
     unique = _name("allreduce", tensor, name, ignore_name_scope)
     how = _reduction(op, average, prescale_factor, postscale_factor, process_set, "allreduce")
     with tf.device(device_dense):
-        pushed, context = compression.compress(tf.convert_to_tensor(tensor))
+        pushed, context = compression.compress(_ops.as_tensor(tensor, "allreduce"))
         [reduced] = _ops.reduce_tensors([pushed], [unique], how)
         return compression.decompress(reduced, context)
 
@@ -151,7 +152,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """Returns the reductions of all tensors; differentiable."""
-    tensors = list(tensors)
+    tensors = listed(tensors, "grouped_allreduce")
     if any(isinstance(each, tf.IndexedSlices) for each in tensors):
         return [
             allreduce(
@@ -176,7 +177,9 @@ def grouped_allreduce(
         op, average, prescale_factor, postscale_factor, process_set, "grouped_allreduce"
     )
     with tf.device(device_dense):
-        pushed = [compression.compress(tf.convert_to_tensor(each)) for each in tensors]
+        pushed = [
+            compression.compress(_ops.as_tensor(each, "grouped_allreduce")) for each in tensors
+        ]
         reduced = _ops.reduce_tensors([tensor for tensor, _ in pushed], names, how)
         return [
             compression.decompress(result, context) for result, (_, context) in zip(reduced, pushed)
@@ -290,7 +293,7 @@ def _scatter(
     compression: Any,
     how: Reduction,
 ) -> list[Any]:
-    pushed = [compression.compress(tf.convert_to_tensor(each)) for each in tensors]
+    pushed = [compression.compress(_ops.as_tensor(each, kind)) for each in tensors]
     results = _ops.scatter_tensors([tensor for tensor, _ in pushed], names, how, kind)
     return [
         compression.decompress(result, context) for result, (_, context) in zip(results, pushed)

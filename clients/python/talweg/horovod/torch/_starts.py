@@ -14,7 +14,7 @@ import torch
 from talweg._client.session import Pending
 from talweg._compat.torch import collectives, rounds
 from talweg._declaration import Op
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum
 from talweg.horovod.common.exceptions import HorovodInternalError
@@ -24,7 +24,7 @@ from talweg.horovod.common.process_sets import ProcessSet, members_of
 
 def _dense(tensor: torch.Tensor, operation: str) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}")
+        raise WrongType(f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.is_sparse:
         raise InvalidArgument(
             f"{operation}: a sparse tensor cannot be reduced: use tensor.to_dense()"

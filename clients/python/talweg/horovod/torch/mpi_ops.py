@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import talweg
+from talweg._arguments import listed
 from talweg._client.session import Pending
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
@@ -201,7 +202,8 @@ def _grouped(
     process_set: ProcessSet,
     in_place: bool,
 ) -> int:
-    if len({each.device for each in tensors}) > 1:
+    tensors = listed(tensors, "grouped_allreduce")
+    if len({each.device for each in tensors if isinstance(each, torch.Tensor)}) > 1:
         raise InvalidArgument("grouped_allreduce: all tensors of a group must be on one device")
 
     def start(each: torch.Tensor, own: str | None) -> Pending:
@@ -266,6 +268,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Returns the reductions of all tensors; differentiable."""
     wanted = basics.resolve(op, average)
+    tensors = listed(tensors, "grouped_allreduce")
     pushed = [compression.compress(tensor) for tensor in tensors]
     results = _GroupedAllreduce.apply(
         name,

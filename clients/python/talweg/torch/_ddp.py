@@ -6,6 +6,7 @@
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import queue
@@ -208,19 +209,47 @@ class _Numbers:
     first pass when the others have cut their buckets anew, gives its parameters the same numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._found: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = 0
+        self._are_all_found = False
 
-    def of(self, parameter: torch.Tensor) -> int:
-        known = self._found.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            self._found = {key: each for key, each in self._found.items() if each[0]() is not None}
+    def of(self, parameters: Sequence[torch.Tensor], is_last: bool) -> list[int]:
+        """Returns the numbers of the parameters of a bucket.
+
+        Raises InvalidArgument if they are of another model, and the first one lives: a joiner,
+        which has not had that one, would give other numbers.
+        """
+        if not all(map(self._knows, parameters)):
+            self._forget_dead()
+            if self._found and self._are_all_found:
+                gc.collect()
+                self._forget_dead()
             if not self._found:  # Another model has the name now.
-                self._next = 0
-            known = self._found[id(parameter)] = (weakref.ref(parameter), self._next)
+                self._next, self._are_all_found = 0, False
+            elif self._are_all_found:
+                raise InvalidArgument(
+                    f"ddp_hook: this process has two models under the name '{self._model}', and "
+                    "ranks that enter later could not tell their gradients apart: register each "
+                    'with a name of its own, model.register_comm_hook("name", '
+                    "talweg.torch.ddp_hook), or drop the first one before the second's first step"
+                )
+        self._are_all_found |= is_last
+        return [self._number(parameter) for parameter in parameters]
+
+    def _knows(self, parameter: torch.Tensor) -> bool:
+        known = self._found.get(id(parameter))
+        return known is not None and known[0]() is parameter
+
+    def _forget_dead(self) -> None:
+        self._found = {key: each for key, each in self._found.items() if each[0]() is not None}
+
+    def _number(self, parameter: torch.Tensor) -> int:
+        if not self._knows(parameter):
+            self._found[id(parameter)] = (weakref.ref(parameter), self._next)
             self._next += 1
-        return known[1]
+        return self._found[id(parameter)][1]
 
 
 _numbers: dict[str, _Numbers] = {}  # Keyed by model. They outlive an agent.
@@ -228,15 +257,20 @@ _numbers: dict[str, _Numbers] = {}  # Keyed by model. They outlive an agent.
 
 def _gradients_of(model: str, bucket: dist.GradBucket) -> list[_Part]:
     """Returns a part for each gradient, whatever bucket it is in."""
-    numbers = _numbers.setdefault(model, _Numbers())
     parameters = bucket.parameters()
+    numbers = _numbers.setdefault(model, _Numbers(model)).of(parameters, bucket.is_last())
     buffer = bucket.buffer()
     sizes = [parameter.numel() for parameter in parameters]
     # A sparse gradient is alone in its bucket.
     tensors = buffer.split(sizes) if len(parameters) > 1 else (buffer,)
+    # Another model may have the name later, and other gradients.
     return [
-        _Part(f"ddp.{model}.gradient.{numbers.of(parameter)}", tensor, (tuple(parameter.shape),))
-        for parameter, tensor in zip(parameters, tensors)
+        _Part(
+            f"ddp.{model}.gradient.{number}.{tensor.numel()}.{tensor.dtype}",
+            tensor,
+            (tuple(parameter.shape),),
+        )
+        for number, parameter, tensor in zip(numbers, parameters, tensors)
     ]
 
 
@@ -250,8 +284,9 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     go, each gradient has a round of its own, because the DDP of a rank that enters has other
     buckets at first. If the ranks of one node are the whole job, a bucket on the CPU is summed in
     place. torch moves the bucket into shared memory for that, so a process that is forked later
-    sees zeros there. `state` is None, or a str that names the model if a process has several. If a
-    round has failed, backward() raises the error when it ends, and the gradients are undefined.
+    sees zeros there. `state` is None, or a str that names the model if a process has several. If
+    nodes may come and go, a second model under a name raises InvalidArgument while the first lives.
+    If a round has failed, backward() raises the error when it ends, and the gradients are undefined.
     """
     if state is not None and not isinstance(state, str):
         raise InvalidArgument(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import talweg_metrics
 
@@ -99,6 +102,24 @@ class MetricsTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("127.0.0.1:1 does not answer", done.stderr)
         self.assertEqual(self._written(), {"talweg_up": 0})
+
+    def test_where_the_answer_takes_too_long(self) -> None:
+        tool = self.directory / "tool"
+        tool.write_text("#!/bin/sh\nexec sleep 1000\n")
+        tool.chmod(0o755)
+        file = self.directory / "talweg.prom"
+        file.write_text("as before\n")
+        said = io.StringIO()
+        with (
+            mock.patch.dict(os.environ, TALWEG=str(tool)),
+            mock.patch.object(sys, "argv", ["talweg_metrics.py", str(self.directory)]),
+            mock.patch.object(talweg_metrics, "_TIMEOUT_S", 0.1),
+            contextlib.redirect_stderr(said),
+        ):
+            self.assertEqual(talweg_metrics.main(), 1)
+        self.assertEqual(said.getvalue().count("\n"), 1, said.getvalue())
+        self.assertIn(f"{tool} status has not ended within 0.1 s; {file} stays", said.getvalue())
+        self.assertEqual(file.read_text(), "as before\n")
 
     def test_of_a_daemon_that_does_not_answer(self) -> None:
         metrics = talweg_metrics.Metrics()

@@ -5,7 +5,8 @@
     talweg_metrics.py DIRECTORY [OPTION OF TALWEG STATUS...]
 
 DIRECTORY is that of node_exporter's textfile collector; the metrics are in its file talweg.prom.
-Where the scheduler does not answer, `talweg_up 0` is all there is, and the exit status is 1.
+Where the scheduler does not answer, `talweg_up 0` is all there is, and the exit status is 1. Where
+`talweg status` takes longer than two minutes the file stays as it was, and the status is 1, too.
 `$TALWEG` is the program that is asked: talweg. Needs Python 3.9 or later, and nothing else.
 """
 
@@ -150,9 +151,13 @@ def metrics_of(told: dict[str, Any]) -> str:
     return metrics.text()
 
 
+def _path(directory: str) -> str:
+    return os.path.join(directory, "talweg.prom")
+
+
 def _write(directory: str, text: str) -> None:
     # The collector reads files that end in .prom, and must see no half of one.
-    path = os.path.join(directory, "talweg.prom")
+    path = _path(directory)
     unfinished = f"{path}.{os.getpid()}"
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(text)
@@ -165,7 +170,17 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     line = [os.environ.get("TALWEG", "talweg"), "status", "--json", *sys.argv[2:]]
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run(
+            line, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        print(
+            f"talweg_metrics.py: {line[0]} status has not ended within {_TIMEOUT_S:g} s; "
+            f"{_path(sys.argv[1])} stays as it was; --timeout-ms is how long each daemon may take",
+            file=sys.stderr,
+        )
+        return 1
     if done.returncode == 0:
         _write(sys.argv[1], metrics_of(json.loads(done.stdout)))
         return 0

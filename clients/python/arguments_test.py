@@ -8,8 +8,10 @@ import unittest
 import warnings
 from typing import Any
 
+import numpy as np
 import talweg
 from talweg._arguments import chosen_op, takes_old_order
+from talweg._counted import counted
 from talweg.errors import InvalidArgument
 
 
@@ -19,6 +21,15 @@ def _push(
 ) -> tuple[Any, ...]:
     """What it does."""
     return tensor, name, op, average, priority
+
+
+class CountedTest(unittest.TestCase):
+    def test_one_is_not_several(self) -> None:
+        self.assertEqual([counted(n, "rank") for n in range(3)], ["0 ranks", "1 rank", "2 ranks"])
+        with self.assertRaisesRegex(InvalidArgument, r"the job, which has 1 rank \(0 to 0\)"):
+            talweg.init()
+            self.addCleanup(talweg.shutdown)
+            talweg.broadcast(np.ones(1), 1)
 
 
 class OldOrderTest(unittest.TestCase):

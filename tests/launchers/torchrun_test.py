@@ -160,7 +160,7 @@ class OutlivedAgentTest(OutlivingTest):
         [agent] = self.agents()
         os.kill(agent, signal.SIGKILL)
         output = self.finish(torchrun, status=1)
-        text = "started again: it was started again 1 times in 300 s, and TALWEG_AGENT_RESTARTS"
+        text = "started again: it was started again 1 time in 300 s, and TALWEG_AGENT_RESTARTS"
         self.assertIn(text, output)
         # torchrun ends the other rank when one has failed, perhaps before it has printed its error.
         last_lines = "\n".join(lines[-1] for lines in self.said().values())

@@ -19,6 +19,7 @@ from talweg._client.deadlines import Deadlines
 from talweg._client.declared import Declared, Tensors
 from talweg._client.handles import Handle, Nameless, require_handle
 from talweg._client.left_rounds import LeftRounds
+from talweg._counted import counted
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
 from talweg._library import native, native_arguments
 from talweg._node import launchers
@@ -318,7 +319,7 @@ class Client:
         native_arguments.whole("root_rank", declaration.root_rank)
         if not 0 <= declaration.root_rank < self.size:
             raise InvalidArgument(
-                f"root_rank is {declaration.root_rank}, but the job has {self.size} ranks "
+                f"root_rank is {declaration.root_rank}, but the job has {counted(self.size, 'rank')} "
                 f"(0 to {self.size - 1})"
             )
 

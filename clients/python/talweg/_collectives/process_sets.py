@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable
 
 from talweg import _client
+from talweg._counted import counted
 from talweg._library.native_arguments import whole_numbers
 from talweg.errors import InvalidArgument
 
@@ -107,7 +108,7 @@ class Group:
         where = (
             f"ProcessSet({list(self.listed)})"
             if self.listed
-            else f"the job, which has {self.size} ranks (0 to {self.size - 1})"
+            else f"the job, which has {counted(self.size, 'rank')} (0 to {self.size - 1})"
         )
         raise InvalidArgument(
             f"{operation}: root_rank is {root_rank!r}, which is not in {where}: give a rank's number "

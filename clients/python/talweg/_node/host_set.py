@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
+from talweg._counted import counted
 from talweg._node.listed_hosts import Host
 
 
@@ -48,7 +49,7 @@ class Bounds:
     in_ranks: bool = False
 
     def text(self, count: int) -> str:
-        return f"{count} {'rank' if self.in_ranks else 'node'}{'s' if count != 1 else ''}"
+        return counted(count, "rank" if self.in_ranks else "node")
 
 
 @dataclass(frozen=True)
@@ -403,7 +404,7 @@ class HostSet:
                 return actions + self.end(1, "no host is left")
             if self._has_changed and not self._may_change_again():
                 limit = self.policy.changes_max
-                text = f"hosts have come or gone {self._changes} times, and the limit is {limit}"
+                text = f"hosts have come or gone {counted(self._changes, 'time')}, and the limit is {limit}"
                 return actions + self.end(1, text)
             actions += self._meet(now_s)
             actions += self._expect()
@@ -520,10 +521,10 @@ class HostSet:
     @staticmethod
     def _slots_text(place: _Place, listed: Host) -> str:
         return (
-            f"host {listed.name} is listed with {listed.slots} slots now: it goes on with "
+            f"host {listed.name} is listed with {counted(listed.slots, 'slot')} now: it goes on with "
             f"{_ranks(place.ranks)}; take it off the list and put it back to have it started anew"
         )
 
 
 def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count != 1 else ''}"
+    return counted(count, "rank")

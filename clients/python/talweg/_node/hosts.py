@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from talweg._counted import counted
 from talweg._node import ranks
 from talweg._node.listed_hosts import Host
 from talweg._node.meeting import own_addresses
@@ -107,7 +108,7 @@ def deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
     if left > 0:
         total = sum(host.slots for host in hosts)
         raise InvalidArgument(
-            f"-np is {ranks}, and the hosts have {total} slots: name more hosts, or more slots"
+            f"-np is {ranks}, and the hosts have {counted(total, 'slot')}: name more hosts, or more slots"
         )
     return dealt
 

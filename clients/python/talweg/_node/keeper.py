@@ -437,8 +437,10 @@ class Keeper:
         if len(here) < self._plan.local_size:
             refusal = "another rank of this node has ended, and an agent needs all of them"
         elif len(self._restarts) >= most:
+            count = len(self._restarts)
             refusal = (
-                f"it was started again {len(self._restarts)} times in {_RESTARTS_WINDOW_S:g} s, and "
+                f"it was started again {count} time{'' if count == 1 else 's'} in "
+                f"{_RESTARTS_WINDOW_S:g} s, and "
                 f"{RESTARTS_VARIABLE} allows {most}"
             )
         if refusal:

@@ -15,6 +15,7 @@ from typing import Any
 
 from talweg import _programs
 from talweg._compat.environment import VariableError
+from talweg._counted import counted
 from talweg._node import places
 from talweg.byteps._environment import PROVIDERS, TABLE, log_levels
 
@@ -73,7 +74,7 @@ def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
         told = TABLE.value(environment, "BYTEPS_GLOBAL_RANK")
         raise VariableError(
             f"BYTEPS_GLOBAL_RANK, the global_rank of resume(), is {told}; with DMLC_NUM_WORKER="
-            f"{workers} and {local_size} ranks a node it must be 0 to {ranks - 1}"
+            f"{workers} and {counted(local_size, 'rank')} a node it must be 0 to {ranks - 1}"
             if told
             else f"DMLC_WORKER_ID is {worker}; with DMLC_NUM_WORKER={workers} it must be 0 to "
             f"{workers - 1}"
@@ -98,8 +99,8 @@ def worker_of(environment: Mapping[str, str], local_size: int) -> int | None:
         node, rest = divmod(int(told) - local_rank, local_size)
         if rest != 0 or node < 0:
             raise VariableError(
-                f"BYTEPS_GLOBAL_RANK is {told}; with BYTEPS_LOCAL_RANK={local_rank} and {local_size} "
-                f"ranks a node it must be {local_rank}, {local_rank + local_size}, ..."
+                f"BYTEPS_GLOBAL_RANK is {told}; with BYTEPS_LOCAL_RANK={local_rank} and "
+                f"{counted(local_size, 'rank')} a node it must be {local_rank}, {local_rank + local_size}, ..."
             )
         return node
     text = TABLE.value(environment, "DMLC_WORKER_ID")

@@ -31,6 +31,7 @@ from talweg._collectives.collectives import (
     Given,
 )
 from talweg._collectives.kinds import WANTS_SLOT
+from talweg._counted import counted
 from talweg.errors import InvalidArgument
 from talweg.torch import _c10d_sparse as sparse
 from talweg.torch import _c10d_tensors as tensors_
@@ -190,7 +191,7 @@ class ProcessGroup(GroupOfDevices):
         if not 0 <= opts.rootRank < len(self._ranks):
             raise InvalidArgument(
                 f"{operation}: root {opts.rootRank} is not in the group, which has "
-                f"{len(self._ranks)} ranks"
+                f"{counted(len(self._ranks), 'rank')}"
             )
         return self._ranks[opts.rootRank]
 

@@ -12,6 +12,7 @@ import talweg.torch as tw
 from talweg import _client
 from talweg._client import Handle
 from talweg._client.session import Done, Failed, Pending
+from talweg._counted import counted
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument, Mismatch
 from talweg.torch import _tensors
@@ -122,7 +123,8 @@ def broadcast(
     client = _client.current()
     if not 0 <= root_rank < client.size:
         raise InvalidArgument(
-            f"root_rank is {root_rank}, but the job has {client.size} ranks (0 to {client.size - 1})"
+            f"root_rank is {root_rank}, but the job has {counted(client.size, 'rank')} "
+            f"(0 to {client.size - 1})"
         )
     if tensor.numel() == 0:
         return Done(tensor if in_place else tensor.detach().clone())

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 import unittest
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,6 +20,7 @@ import torch
 from talweg import _client
 from talweg._client.local import LocalConnection
 from talweg._collectives import objects
+from talweg._elastic import outlive
 from talweg._elastic.membership import _NOT_SYNCHRONIZED, membership_of
 from talweg._elastic.views import Member, View, change_between
 from talweg._library import native
@@ -268,6 +272,21 @@ class StateTest(unittest.TestCase):
             self.assertIsNone(talweg.end_step())
         finally:
             talweg.shutdown()
+
+    def test_what_run_tells_the_launcher(self) -> None:
+        """A file is there while run() is, and has a word when the rank has been in the job."""
+        with tempfile.TemporaryDirectory() as directory:
+            mark = Path(directory, "outlives")
+            talweg.init()
+            self.addCleanup(talweg.shutdown)
+            with mock.patch.dict(os.environ, TALWEG_RUN_OUTLIVES=str(mark)):
+                state = talweg.State(step=0)
+                state.begin()
+                self.assertFalse(mark.exists())
+                with outlive.outliving():
+                    self.assertEqual(mark.read_text(), "")
+                self.assertEqual(state.run(lambda _: mark.read_text()), "begun\n")
+            self.assertFalse(mark.exists())
 
     def test_a_step_that_was_begun_is_begun_again(self) -> None:
         """By all ranks, with the values that one of them gives to the others in begin()."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `talweg status` and `talweg bench` with the real daemons."""
+"""Tests `talweg status`, `talweg bench` and others with the real daemons."""
 
 from __future__ import annotations
 
@@ -43,6 +43,30 @@ class ToolTest(unittest.TestCase):
         )
         self.assertEqual(done.returncode, 1)
         self.assertIn("127.0.0.1:1", done.stderr)
+
+    def test_what_cannot_be_printed(self) -> None:
+        services = Path(job.TOOL).parents[2] / "services"
+        daemons = [
+            [f"{services}/{name}/talweg-{name}", "--help"]
+            for name in ("agent", "aggregator", "scheduler")
+        ]
+        # In a run, `talweg status` finds the scheduler.
+        run = [job.TOOL, "run", "--force-distributed", "--"]
+        status = [
+            [*run, "sh", "-c", f"exec {job.TOOL} status {how} >/dev/full"] for how in ("", "--json")
+        ]
+        for line in [*daemons, *status]:
+            with self.subTest(line), open("/dev/full", "wb") as full:
+                done = subprocess.run(
+                    line,
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    timeout=job.TIMEOUT_S,
+                    check=False,
+                )
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn("stdout cannot be written: No space left on device", done.stderr)
 
     def test_doctor_asks_the_scheduler(self) -> None:
         inside = ["sh", "-c", f'exec "{job.TOOL}" doctor --scheduler="$TALWEG_SCHEDULER"']

@@ -25,9 +25,8 @@ void AgentProcess::CheckAfterwards() {
     if (view->epoch < epoch_) throw Violation{name_ + ": its epoch went back"};
     epoch_ = view->epoch;
     if (view->dealing != config_.profile->dealing) {
-      throw Violation{name_ + ": the job asks for dealing " +
-                      DealingText(config_.profile->dealing) + ", and its view has " +
-                      DealingText(view->dealing)};
+      throw Violation{name_ + ": the job's dealing is " + DealingText(config_.profile->dealing) +
+                      ", but its view has " + DealingText(view->dealing)};
     }
   }
 }
@@ -53,7 +52,8 @@ void AgentProcess::CheckCredit(ConnectionId connection, const wire::Frame& frame
   for (const wire::Contribute& entry : *entries) {
     const uint64_t cost = wire::CreditCost(entry.form, entry.length_bytes);
     if (*in_flight > 0 && cost > 0 && *in_flight + cost > config_.profile->credit_bytes) {
-      throw Violation{name_ + ": " + std::to_string(*in_flight + cost) + " bytes are under way, " +
+      throw Violation{name_ + ": " + std::to_string(*in_flight + cost) +
+                      " bytes are under way, but only " +
                       std::to_string(config_.profile->credit_bytes) + " were granted"};
     }
     *in_flight += cost;
@@ -73,7 +73,8 @@ void AgentProcess::OnFramePosted(ConnectionId connection, std::span<const std::b
   const auto parsed = wire::ParseFrame(bytes);
   const auto* frame = std::get_if<wire::Frame>(&parsed);
   if (frame == nullptr) {
-    throw Violation{name_ + ": sends what is no frame: " + std::get<wire::ParseError>(parsed).text};
+    throw Violation{
+        name_ + ": sends bytes that are not a frame: " + std::get<wire::ParseError>(parsed).text};
   }
   CheckCredit(connection, *frame);
   CheckFenced(frame->header);
@@ -129,7 +130,7 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
   } else if (says("that the scheduler has not told this node of")) {
     trace_->Reached("given up: a view that did not reach this agent");
   } else if (is_its_word) {
-    trace_->Reached("given up: a word that the scheduler alone has");
+    trace_->Reached("given up: an answer that only the scheduler has");
   } else {
     return;
   }

@@ -161,9 +161,10 @@ void AgentLink::Attach() {
 
 void AgentLink::OnRefused(const membership::Answer& answer) {
   Out(rpc::LeaseLost{answer.text});
-  if (answer.code == membership::Code::kUnknown) trace_->Reached("a word of an unknown job");
+  if (answer.code == membership::Code::kUnknown)
+    trace_->Reached("a request that names an unknown job");
   if (answer.code != membership::Code::kRefused) return;
-  trace_->Reached("a Join or Renew of a lost incarnation");
+  trace_->Reached("a Join or Renew of an incarnation that is lost");
   // It does not listen: this incarnation asks again.
   auto again = std::make_shared<membership::JoinAnswer>();
   scheduler_->Call(

@@ -23,7 +23,7 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   for (const view::Place& each : plans_[place]->group()) {
     if (core().views().present() != nullptr && core().views().present()->IndexOf(each.node))
       continue;
-    trace_->Reached("a group goes on with those that are left");
+    trace_->Reached("a group goes on with the ranks that are left");
   }
 }
 

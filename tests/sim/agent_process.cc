@@ -104,7 +104,8 @@ AgentProcess::AgentProcess(Timeline* timeline, Trace* trace, Network* network,
                             [this](bool told) {
                               left_ = true;
                               if (!told)
-                                trace_->Reached("an agent ends that nobody has heard leave");
+                                trace_->Reached(
+                                    "an agent ends before the scheduler answers its goodbye");
                               timeline_->After(0, [this] { config_.on_ended(this); });
                             }}));
 }
@@ -203,12 +204,12 @@ void AgentProcess::Watch(const pipeline::Effect& effect) {
           if (!ranks_[each.local_rank.value()].confused) {
             throw Violation{name_ + ": a rank that keeps the rules is refused: " + each.text};
           }
-          trace_->Reached("a rank that pushes what it may not is disconnected");
+          trace_->Reached("a rank that breaks the rules is disconnected");
         } else if constexpr (std::is_same_v<Each, pipeline::FailJob>) {
           WatchFailure(each.text);
         } else if constexpr (std::is_same_v<Each, pipeline::ReduceSlice>) {
           if (each.is_final && core().views().present()->members.size() > 1) {
-            trace_->Reached("a slice that only one node has to do with");
+            trace_->Reached("a slice that only one node gives and gets");
           }
         } else if constexpr (std::is_same_v<Each, pipeline::CopyOwn>) {
           trace_->Reached("what a node gives is copied there");
@@ -275,7 +276,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   if (failed.status == pipeline::Status::kAborted) {
     trace_->Reached("a tensor fails, as its root is gone or reports were false");
   }
-  if (says("there is no rank")) trace_->Reached("a broadcast from a rank that is not there");
+  if (says("there is no rank")) trace_->Reached("a broadcast from a rank that does not exist");
   const TensorKey key = allocated_.at(failed.tensor).key;
   if (says(kLostRound))
     trace_->Reached("a round is lost, as some members hold what others were to get");
@@ -315,10 +316,10 @@ void AgentProcess::WatchFailure(const std::string& text) {
   // What a daemon says about another that breaks the protocol.
   static constexpr std::pair<const char*, const char*> kBlames[] = {
       {" decided to ", "the job fails: a decision contradicts what is known here"},
-      {"refused a contribution", "the job fails: a contribution was refused that a round hangs on"},
+      {"refused a contribution", "the job fails: a contribution that a round needs was refused"},
       {"ranks into slice", "the job fails: two slices of sums of different ranks"},
       {"cannot be used", "the job fails: a view that cannot be used"},
-      {"has another view", "the job fails: a Welcome speaks of another view"}};
+      {"has another view", "the job fails: a Welcome names another view"}};
   for (const auto& [words, point] : kBlames) {
     if (text.find(words) == std::string::npos) continue;
     if (!trace_->HasReached(kForged)) throw Violation{name_ + ": " + text};

@@ -104,8 +104,7 @@ void AgentProcess::CheckTold() const {
         timeline_->now_ns() < disagreement.since_ns + 60 * kSecond) {
       continue;
     }
-    throw Violation{name_ + ": has not heard in 60 s that " + tensor->spec.name +
-                    " is disagreed upon"};
+    throw Violation{name_ + ": has not heard for 60 s that ranks disagree on " + tensor->spec.name};
   }
 }
 
@@ -196,10 +195,10 @@ void AgentProcess::OnDeclareReply(LocalRank local, size_t place, pipeline::Tenso
         trace_->Reached(kNobodyLeft);
         break;
       }
-      throw Violation{name_ + ": enters in the middle of a step: round " +
+      throw Violation{name_ + ": enters in the middle of a step: after round " +
                       std::to_string(other.taken.value()) + " of " +
                       plans_[static_cast<size_t>(&other - rank.tensors.data())]->name() +
-                      " is over, and " + std::to_string(entered->value()) + " should be"};
+                      ", not after round " + std::to_string(entered->value())};
     }
     if (tensor.taken > Round{0}) trace_->Reached("a joiner goes on with a later round");
   }
@@ -340,7 +339,7 @@ void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
       if (is_there && takes_part && group[i].node.value() != config_.node) return;
     }
     throw Violation{name_ + ": sends a slice of " + tensor.spec.name +
-                    " that no other node has to do with"};
+                    " that no other node gives or gets"};
   }
 }
 
@@ -382,9 +381,9 @@ Cells AgentProcess::ResultOf(pipeline::TensorIndex tensor, size_t place,
     return *arriving.cells;
   }
   if (arriving.bytes < bytes) {
-    throw Violation{name_ + ": not all of a result was said to have come"};
+    throw Violation{name_ + ": a round ended before every slice of its result was announced"};
   }
-  trace_->Reached("what had come of a result comes again");
+  trace_->Reached("slices of a result come again");
   return result;
 }
 
@@ -400,11 +399,11 @@ void AgentProcess::CheckMismatch(const std::string& who, const std::string& text
   const std::string one = text.substr(first + kGives.size(), comma - first - kGives.size());
   const std::string other = text.substr(second + kGives.size());
   if (one.empty() || one == other) {
-    throw Violation{who + ": a mismatch of what is alike: " + text};
+    throw Violation{who + ": a mismatch in which both sides are the same: " + text};
   }
   trace_->Reached(text.find(" bytes") != std::string::npos
-                      ? "a round ends, as ranks gave other lengths"
-                      : "a round ends, as ranks said that it is of something else");
+                      ? "a round ends, as ranks gave different lengths"
+                      : "a round ends, as ranks gave different signatures");
   trace_->Reached(text.find("local rank") != std::string::npos
                       ? "a round ends, as ranks of one node disagree"
                       : "a round ends, as nodes disagree");

@@ -149,7 +149,8 @@ void AgentProcess::TakeSide(size_t place, const pipeline::CompleteRound& complet
   }
   if (complete.status != pipeline::Status::kOk) return EndSide(place);
   if (complete.ranks_summed != 2) {
-    throw Violation{who + "counts " + std::to_string(complete.ranks_summed) + " ranks"};
+    throw Violation{who + "counts " + std::to_string(complete.ranks_summed) +
+                    " ranks, but has two"};
   }
   const TensorKey key = allocated_.at(side.index).key;
   view::MemberIdentity first = core().config().self;

@@ -71,7 +71,7 @@ void AgentProcess::CheckAtBoundary(const view::View& view) const {
     const uint64_t steps = core().views().steps_base() + rank.steps;
     if (rank.at_boundary && steps == view.steps) continue;
     throw Violation{name_ + ": a joiner enters after step " + std::to_string(view.steps) +
-                    ", and a rank " + (rank.at_boundary ? "waits" : "goes on") + " after step " +
+                    ", but a rank " + (rank.at_boundary ? "waits" : "goes on") + " after step " +
                     std::to_string(steps)};
   }
 }

@@ -18,8 +18,8 @@ void AggregatorProcess::CheckMemory(const aggregation::AggregatorCore& job,
     reserved += tensor.SlotBytes() * (tensor.participation.member_count() + 1);
   }
   if (held_bytes > reserved) {
-    throw Violation{name_ + ": has " + std::to_string(held_bytes) + " bytes for what may take " +
-                    std::to_string(reserved)};
+    throw Violation{name_ + ": holds " + std::to_string(held_bytes) +
+                    " bytes for tensors that may take " + std::to_string(reserved)};
   }
 }
 
@@ -53,7 +53,7 @@ void AggregatorProcess::CheckAfterwards() {
 void AggregatorProcess::CheckForgotten(const aggregation::AggregatorCore& job,
                                        ConnectionId connection) const {
   if (job.sessions().contains(connection)) {
-    throw Violation{name_ + ": goes on with a connection that is over"};
+    throw Violation{name_ + ": keeps the session of a connection that is closed"};
   }
   if (job.closed()) return;
   for (const auto& [key, tensor] : job.tensors()) {
@@ -109,7 +109,7 @@ void AggregatorProcess::OnToken(const transport::TokenClaim& claim, const std::s
 void AggregatorProcess::CheckTokensAreSpent() {
   if (!config_.profile->members_prove) return;
   if (transport_.LetsInAgain()) {
-    throw Violation{name_ + ": a token lets somebody in twice"};
+    throw Violation{name_ + ": a token lets a member in twice"};
   }
 }
 
@@ -133,7 +133,7 @@ void AggregatorProcess::CheckFenced(const aggregation::AggregatorCore& job) cons
   for (const auto& [connection, session] : job.sessions()) {
     if (session.state != aggregation::SessionState::kActive) continue;
     if (job.view().IndexOf(session.hello.member)) continue;
-    throw Violation{name_ + ": decides while one that is out of the view is connected"};
+    throw Violation{name_ + ": decides while a member that is out of the view is connected"};
   }
   const auto is_of_job = [&](ConnectionId connection) {
     return data_plane_.JobOf(connection) == &job;
@@ -160,10 +160,10 @@ void AggregatorProcess::CheckAbsence(const aggregation::AggregatorCore& job,
     const NodeRank node{notice.missing_nodes[i]};
     const int64_t most_ns = timeline_->now_ns() - present_.at({job.config().job, node}).second;
     if (notice.absent_ns[i] <= static_cast<uint64_t>(most_ns)) continue;
-    throw Violation{name_ + ": says that node " + std::to_string(node.value()) +
-                    " has had no connection for " +
-                    std::to_string(notice.absent_ns[i] / kMillisecond) + " ms, and it was here " +
-                    std::to_string(most_ns / kMillisecond) + " ms ago"};
+    throw Violation{
+        name_ + ": says that node " + std::to_string(node.value()) + " has had no connection for " +
+        std::to_string(notice.absent_ns[i] / kMillisecond) + " ms, but it was connected " +
+        std::to_string(most_ns / kMillisecond) + " ms ago"};
   }
 }
 
@@ -181,7 +181,7 @@ void AggregatorProcess::CheckCredit(ConnectionId connection, const wire::Header&
   uint64_t& untold = credit_[connection].untold_bytes;
   if (header.credit_bytes > untold) {
     throw Violation{name_ + ": gives back " + std::to_string(header.credit_bytes) +
-                    " bytes of credit, and " + std::to_string(untold) + " have come"};
+                    " bytes of credit, but only " + std::to_string(untold) + " have arrived"};
   }
   untold -= header.credit_bytes;
   if (header.credit_bytes > 0) credit_[connection].untold_at_tick = false;
@@ -203,8 +203,8 @@ void AggregatorProcess::CheckCreditIsTold() {
                     });
     const bool is_untold = is_in_epoch && credit.untold_bytes > 0;
     if (is_untold && credit.untold_at_tick) {
-      throw Violation{name_ + ": keeps " + std::to_string(credit.untold_bytes) +
-                      " bytes of credit to itself"};
+      throw Violation{name_ + ": does not give back " + std::to_string(credit.untold_bytes) +
+                      " bytes of credit"};
     }
     credit.untold_at_tick = is_untold;
   }

@@ -188,7 +188,8 @@ void AggregatorProcess::OnFramePosted(ConnectionId connection, std::span<const s
   const auto parsed = wire::ParseFrame(bytes);
   const auto* frame = std::get_if<wire::Frame>(&parsed);
   if (frame == nullptr) {
-    throw Violation{name_ + ": sends what is no frame: " + std::get<wire::ParseError>(parsed).text};
+    throw Violation{
+        name_ + ": sends bytes that are not a frame: " + std::get<wire::ParseError>(parsed).text};
   }
   CheckCredit(connection, frame->header);
   if (trace_->on() && std::holds_alternative<std::monostate>(frame->entries)) {

@@ -179,7 +179,7 @@ class HandshakeWorld {
           return each.shake.hello() == hello && each.listener == to.listener &&
                  each.security == to.security && each.member == to.shake.identity();
         });
-    if (!is_made) throw Broken{"a Hello is answered that nobody said to this listener"};
+    if (!is_made) throw Broken{"a listener answers a Hello that no member sent to it"};
   }
 
   // --- Answer.
@@ -208,7 +208,8 @@ class HandshakeWorld {
           return each.said == to.heard && each.heard == to.shake.hello() &&
                  each.listener == to.listener && each.security == to.security;
         });
-    if (!is_made) throw Broken{"an Answer is taken that its listener did not give to this Hello"};
+    if (!is_made)
+      throw Broken{"a member takes an Answer that its listener did not give to this Hello"};
   }
 
   // --- Proof.
@@ -234,9 +235,10 @@ class HandshakeWorld {
           return each.proof == proof && each.heard == to.said && each.shake.hello() == *to.heard &&
                  each.member == to.shake.identity();
         });
-    if (from == connecting_.end()) throw Broken{"a Proof is taken that nobody gave to this Answer"};
+    if (from == connecting_.end())
+      throw Broken{"a listener takes a Proof that no member gave to its Answer"};
     if (std::exchange(from->is_paired, true)) {
-      throw Broken{"one connection of a member is two at its listener"};
+      throw Broken{"one connection of a member is two connections at its listener"};
     }
     CheckKeys(*from, to);
   }
@@ -248,7 +250,7 @@ class HandshakeWorld {
     if (ours.connecting.key != theirs.connecting.key ||
         ours.listening.key != theirs.listening.key ||
         from.shake.PreSharedKey() != to.shake.PreSharedKey()) {
-      throw Broken{"two ends of a connection have other keys"};
+      throw Broken{"the two ends of a connection have different keys"};
     }
     for (const transport::SealKey& key : {ours.connecting, ours.listening}) {
       if (!seals_.insert(key.key).second) throw Broken{"a key is used twice"};
@@ -305,12 +307,14 @@ class HandshakeWorld {
       return;
     }
     Reached("a token lets its member in");
-    if (token == tokens_.end()) throw Broken{"a token is good that nobody made for this listener"};
-    if (std::exchange(token->is_used, true)) throw Broken{"a token is good twice"};
-    if (entry->identity != token->member) throw Broken{"a token is taken for another member's"};
+    if (token == tokens_.end())
+      throw Broken{"a token is accepted that no member made for this listener"};
+    if (std::exchange(token->is_used, true)) throw Broken{"a token is accepted twice"};
+    if (entry->identity != token->member)
+      throw Broken{"a member's token is accepted as that of another member"};
     if (entry->answer != token->made.answer) throw Broken{"the answer to a token is wrong"};
     Epoch& latest = latest_epochs_[{listener, token->member.node}];
-    if (token->member.epoch < latest) throw Broken{"a token of an older epoch is good"};
+    if (token->member.epoch < latest) throw Broken{"a token of an older epoch is accepted"};
     latest = token->member.epoch;
   }
 

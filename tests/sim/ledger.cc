@@ -23,7 +23,7 @@ uint64_t ContributionBase(const view::MemberIdentity& member, LocalRank rank, Te
 
 void Ledger::OnView(const view::View& view, bool store_is_older) {
   if (const std::string problem = view.Problem(); !problem.empty()) {
-    throw Violation{"no view was published: " + problem};
+    throw Violation{"what was published is not a view: " + problem};
   }
   const auto [known, is_new] = views_.emplace(view.epoch, view);
   if (is_new && !store_is_older && views_.rbegin()->first != view.epoch) {
@@ -84,12 +84,12 @@ void Ledger::CheckAgreement(const std::string& what, const Outcome& outcome) {
       if (!SawBoth(member, epoch, outcome)) continue;
       throw Violation{what +
                       (IsOver(other.outcome.end) != IsOver(outcome.end)
-                           ? "aborted for some ranks only: "
-                           : "differs from what another rank has got: ") +
-                      "node " + std::to_string(member.node.value()) + " had it in epoch " +
-                      std::to_string(epoch.value()) + " of the sum of epoch " +
+                           ? "was aborted for some ranks only: "
+                           : "differs from another rank's result: ") +
+                      "node " + std::to_string(member.node.value()) + " got it in epoch " +
+                      std::to_string(epoch.value()) + " from the sum of epoch " +
                       std::to_string(other.outcome.sum_epoch.value()) + ", this one in epoch " +
-                      std::to_string(outcome.epoch.value()) + " of the sum of epoch " +
+                      std::to_string(outcome.epoch.value()) + " from the sum of epoch " +
                       std::to_string(outcome.sum_epoch.value())};
     }
   }
@@ -107,7 +107,7 @@ void Ledger::CheckNotDead(const std::string& what, const Outcome& outcome) const
   for (const Death& death : deaths->second) {
     // A member that has left since may have been the only one that heard of the tensor's death.
     if (outcome.round <= death.last || !SawBoth(death.member, death.epoch, outcome)) continue;
-    throw Violation{what + "was done, and for node " + std::to_string(death.member.node.value()) +
+    throw Violation{what + "was done, but for node " + std::to_string(death.member.node.value()) +
                     " the tensor is dead since round " + std::to_string(death.last.value())};
   }
 }
@@ -156,7 +156,7 @@ bool Ledger::Agree(const std::vector<Participant>& ranks, const Outcome& outcome
 void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const {
   const Collective collective = outcome.plan->collective();
   if (!contributed_.contains({outcome.tensor, outcome.round})) {
-    throw Violation{what + "was aborted, and nobody had begun it"};
+    throw Violation{what + "was aborted, but no rank had begun it"};
   }
   if (outcome.plan->Odd(outcome.round)) return;
   const auto is_gone = [&](const view::MemberIdentity& id) { return !InView(outcome.epoch, id); };
@@ -165,7 +165,7 @@ void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const
       std::any_of(outcome.needed.begin(), outcome.needed.end(), is_gone)) {
     return;
   }
-  throw Violation{what + "was aborted, and nobody is gone whom it needs"};
+  throw Violation{what + "was aborted, but every member that it needs is here"};
 }
 
 void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
@@ -204,7 +204,7 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
   if (part >= outcome.lengths.size() || outcome.lengths[part] != *length) {
     throw Violation{which + "has " +
                     (part < outcome.lengths.size() ? std::to_string(outcome.lengths[part]) : "no") +
-                    " bytes, and " + std::to_string(*length) + " were given"};
+                    " bytes, but " + std::to_string(*length) + " were given"};
   }
   for (size_t i = 0; i < CellCount(*length); ++i) {
     if (result.at(first_cell + i) == sum + i * step) continue;
@@ -225,11 +225,11 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
   if (outcome.end == End::kAborted) return CheckAborted(what, outcome);
   const bool is_mismatch = outcome.end == End::kMismatch;
   const auto view = views_.find(is_mismatch ? outcome.epoch : outcome.sum_epoch);
-  if (view == views_.end()) throw Violation{what + "a sum of an epoch that never was"};
+  if (view == views_.end()) throw Violation{what + "is the sum of an epoch that has no view"};
   const std::vector<Participant> ranks = Participants(view->second, plan);
   if (Agree(ranks, outcome) == is_mismatch) {
-    throw Violation{what + (is_mismatch ? "is a mismatch, and all ranks gave the same"
-                                        : "was done, and its ranks gave what differs")};
+    throw Violation{what + (is_mismatch ? "is a mismatch, but all ranks agree"
+                                        : "was done, but its ranks disagree")};
   }
   if (is_mismatch) return;
   if (collective.needs_every_rank() && ranks.size() != plan.group().size()) {
@@ -255,8 +255,8 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
     CheckPart(what, outcome, ranks, part, root, result);
   }
   if (!collective.copies() && outcome.ranks_summed != ranks.size()) {
-    throw Violation{what + "counts " + std::to_string(outcome.ranks_summed) + " ranks, the view " +
-                    std::to_string(ranks.size())};
+    throw Violation{what + "counts " + std::to_string(outcome.ranks_summed) +
+                    " ranks, but the view has " + std::to_string(ranks.size())};
   }
 }
 

@@ -248,7 +248,7 @@ void World::CheckDeathIsSeen(const view::MemberIdentity& member) {
       return;
     }
     throw Violation{"node " + std::to_string(member.node.value()) +
-                    " was killed a second ago, and is a member still"};
+                    " was killed a second ago, but is still a member"};
   });
 }
 
@@ -376,7 +376,7 @@ void World::NoteZombie(const AgentProcess& process) {
   const auto job = scheduler_->core()->jobs().find(view->job);
   if (job == scheduler_->core()->jobs().end() || !job->second.view) return;
   if (!job->second.view->IndexOf(process.core().config().self)) {
-    trace_.Reached("a zombie goes on after a view without it");
+    trace_.Reached("a process that was stopped goes on after a view without it");
   }
 }
 
@@ -508,7 +508,7 @@ void World::CheckMemory() const {
       }
     }
     if (reserved != aggregator.process->budget().used_bytes()) {
-      throw Violation{aggregator.process->name() + ": memory that no job has is reserved"};
+      throw Violation{aggregator.process->name() + ": memory is reserved that belongs to no job"};
     }
   }
 }
@@ -532,7 +532,7 @@ LifeResult World::Live() {
     }
     CheckMemory();
     if (!Settled()) {
-      std::string text = "no end:";
+      std::string text = "the life does not end:";
       for (const AgentHost& agent : agents_) {
         if (agent.process == nullptr) continue;
         if (!agent.process->Settled()) text += "\n  " + agent.process->Unsettled();
@@ -548,7 +548,7 @@ LifeResult World::Live() {
     result.violation = violation.text;
   } catch (const std::exception& error) {
     // An effect names memory, a tensor or a job that is gone.
-    result.violation = std::string("an effect that cannot be performed: ") + error.what();
+    result.violation = std::string("an effect that the simulation cannot perform: ") + error.what();
   }
   Gather(result);
   return result;

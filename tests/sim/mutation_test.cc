@@ -56,7 +56,7 @@ TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
       violation = Live(mutation.kind, seed++, false).violation;
     CAPTURE(mutation.name, mutation.breaks);
     CHECK(!violation.empty());
-    std::printf("%5llu seeds (%s)  %-30s %s\n             found as: %.120s\n",
+    std::printf("%5llu seeds (%s)  %-30s %s\n             result: %.120s\n",
                 static_cast<unsigned long long>(seed), KindName(mutation.kind), mutation.name,
                 mutation.breaks, violation.empty() ? "NOT FOUND" : violation.c_str());
   }

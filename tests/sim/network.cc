@@ -139,7 +139,7 @@ void Network::CheckSource(const Link& link, int from, const Message& message) co
   const End& writer = link.ends[from];
   if (!writer.open || message.source() == message.posted) return;
   throw Violation{"host " + std::to_string(writer.host) +
-                  ": memory was changed that a write is still read from"};
+                  ": memory changed while a write still reads it"};
 }
 
 // The writer has closed its end. Whoever holds its posted messages now has read its memory.

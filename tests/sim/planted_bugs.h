@@ -32,7 +32,7 @@ void CheckThatLivesFind(const Bugs& bugs, const Live& live) {
     while (seed < bug.seeds_max && violation.empty()) violation = live(seed++);
     CAPTURE(bug.name, bug.breaks);
     CHECK(!violation.empty());
-    std::printf("%5llu seeds  %-24s %s\n             found as: %s\n",
+    std::printf("%5llu seeds  %-24s %s\n             result: %s\n",
                 static_cast<unsigned long long>(seed), bug.name, bug.breaks,
                 violation.empty() ? "NOT FOUND" : violation.c_str());
   }

@@ -26,25 +26,25 @@ void GatherLedger(const Ledger& ledger, std::map<std::string, uint64_t>& coverag
 }
 
 void GatherJob(const aggregation::Counters& counters, std::map<std::string, uint64_t>& coverage) {
-  coverage["a contribution that is here already"] += counters.duplicates;
+  coverage["a contribution that has come before"] += counters.duplicates;
   coverage["a contribution after its round: the result again"] += counters.results_again;
   coverage["a contribution of an older epoch"] += counters.contributions_late;
   coverage["a connection lost before its contributions were summed"] +=
       counters.contributions_forgotten;
-  coverage["a sum that its epoch has outlived"] += counters.sums_stale;
+  coverage["a sum that ends after its epoch"] += counters.sums_stale;
   coverage["a sum held back by writes of the result before"] += counters.sums_held_back;
   coverage["a Hello before its view"] += counters.hellos_held;
   coverage["a Hello refused"] += counters.hellos_refused;
   coverage["a Fence"] += counters.fences;
   coverage["a Fence before its view"] += counters.fences_held;
-  coverage["a connection replaced by its member"] += counters.connections_replaced;
+  coverage["a connection that its member replaces"] += counters.connections_replaced;
   coverage["decision: redo"] += counters.decisions[static_cast<int>(wire::Verdict::kRedo)];
   coverage["decision: finish"] += counters.decisions[static_cast<int>(wire::Verdict::kFinish)];
   coverage["decision: abort"] += counters.decisions[static_cast<int>(wire::Verdict::kAbort)];
   coverage["a slice of a round that ends with a disagreement"] += counters.rounds_disagreed;
-  coverage["a report again"] += counters.decisions_again;
+  coverage["a report that has come before"] += counters.decisions_again;
   coverage["a tensor poisoned"] += counters.tensors_poisoned;
-  coverage["somebody is waited for and named"] += counters.waiting_notices;
+  coverage["a missing member is named"] += counters.waiting_notices;
   coverage["a clean goodbye"] += counters.goodbyes;
   coverage["a slice of a copy round"] += counters.copies;
   for (int reason = 1; reason < wire::kRefusedReasonCount; ++reason) {

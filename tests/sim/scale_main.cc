@@ -49,7 +49,8 @@ int main(int argc, char** argv) {
     const auto members = static_cast<unsigned>(std::strtoul(argv[i], &end, 10));
     const bool as_many = std::strcmp(end, "=") == 0;
     if (members < 2 || members > 100'000 || (*end != 0 && !as_many)) {
-      std::fprintf(stderr, "'%s' is no number of members from 2 to 100000, alone or before '='\n",
+      std::fprintf(stderr,
+                   "'%s' is not a number of members: write N or N=, where N is 2 to 100000\n",
                    argv[i]);
       return 2;
     }
@@ -62,8 +63,8 @@ int main(int argc, char** argv) {
     for (const unsigned members : {50, 100, 200}) sizes.push_back({members, members});
   }
   std::printf(
-      "%u tensors; a message costs sender and receiver %lld ns each, and %lld ps a byte, and "
-      "travels %lld ns\n",
+      "%u tensors; a message costs its sender and its receiver %lld ns each and %lld ps a "
+      "byte, and travels for %lld ns\n",
       defaults.tensors, static_cast<long long>(defaults.message_ns),
       static_cast<long long>(defaults.byte_ps), static_cast<long long>(defaults.delay_ns));
   std::printf("%-5s %7s %11s  %-12s %10s %12s %10s %14s %9s %10s\n", "event", "members",

@@ -154,7 +154,7 @@ void SchedulerProcess::CheckStored(const view::View& view) const {
     return;
   }
   throw Violation{"scheduler: epoch " + std::to_string(view.epoch.value()) +
-                  " is told before it is stored"};
+                  " is sent before it is stored"};
 }
 
 // Rule 15: after a gap no member is declared lost before its lease has run once more, except for
@@ -186,7 +186,8 @@ void SchedulerProcess::CheckBeginnings() {
     if (job.state != membership::JobState::kRunning || !begun_.insert(id).second) continue;
     const int64_t gather_ns = job.spec.gather_ns;
     if (job.view->members.size() >= job.spec.BeginMembers()) {
-      if (gather_ns > 0) trace_->Reached("a job begins at once with as many as it is to");
+      if (gather_ns > 0)
+        trace_->Reached("a job begins at once, as all the members that it waits for have come");
       continue;
     }
     if (gather_ns == 0 || job.join_deadline_ns <= now_ns) continue;
@@ -194,9 +195,9 @@ void SchedulerProcess::CheckBeginnings() {
     if (since_ns == gathers_since_ns_.end() || now_ns < since_ns->second + gather_ns) {
       throw Violation{"scheduler: job '" + job.name + "' begins with " +
                       std::to_string(job.view->members.size()) + " of " +
-                      std::to_string(job.spec.BeginMembers()) + ", and has not waited for more"};
+                      std::to_string(job.spec.BeginMembers()) + ", but has not waited for more"};
     }
-    trace_->Reached("a job begins with fewer when it has waited for them");
+    trace_->Reached("a job begins with fewer members, as its waiting time is over");
   }
 }
 
@@ -274,7 +275,8 @@ bool SchedulerProcess::DiesBehind(const membership::Effect& told) {
   if (view == nullptr || !MayDie(Fault::kLoseScheduler)) return false;
   // It dies more often when the view is not the job's first one.
   if (!timeline_->random().OneIn((*view)->epoch == Epoch{1} ? 32 : 4)) return false;
-  trace_->Reached("scheduler: killed between telling one and telling the next");
+  trace_->Reached(
+      "scheduler: killed after it sent a view to some members and before it sent it to all");
   Lose();
   return true;
 }
@@ -288,7 +290,7 @@ bool SchedulerProcess::DiesAt(const membership::StoreWrite& write) {
     trace_->Reached("scheduler: its store fails, and it stops");
   } else {
     Store(write);
-    trace_->Reached("scheduler: killed between storing and telling");
+    trace_->Reached("scheduler: killed after it stored a change and before it sent it");
   }
   Restart(network_->Delay() * 10);
   return true;

@@ -21,7 +21,7 @@ void StoreCell(std::span<std::byte> bytes, uint64_t cell, uint64_t value) {
 
 std::span<std::byte> SimRankMemory::At(const shm::Location& location) {
   if (location.segment == 0 || location.segment > segments_.size()) {
-    throw Violation{"a rank is told of memory that is not there"};
+    throw Violation{"a rank is told of memory that does not exist"};
   }
   return std::as_writable_bytes(std::span(segments_[location.segment - 1]))
       .subspan(location.offset);
@@ -49,19 +49,19 @@ shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateResult(uint64_t bytes) {
 
 shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateOnePlace(shm::RankConnectionId connection,
                                                                 uint64_t bytes) {
-  if (connection.value() == 0) throw Violation{"memory for a rank that is not there"};
+  if (connection.value() == 0) throw Violation{"memory is made for a rank that does not exist"};
   return AllocateResult(bytes);
 }
 
 // These agents have a transport, so their ranks do not sum.
 shm::Outcome<shm::SharedPlace> SimRankMemory::PlanContribution(const shm::BufferShape& /*shape*/,
                                                                bool /*in_place*/) {
-  throw Violation{"an agent that is not alone has its ranks sum"};
+  throw Violation{"ranks are to sum, though their agent has a transport"};
 }
 
 shm::Outcome<shm::Location> SimRankMemory::PlaceContribution(shm::RankConnectionId /*connection*/,
                                                              const shm::SharedPlace& /*place*/) {
-  throw Violation{"an agent that is not alone has its ranks sum"};
+  throw Violation{"ranks are to sum, though their agent has a transport"};
 }
 
 }  // namespace talweg::sim

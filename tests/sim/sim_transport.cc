@@ -34,7 +34,8 @@ absl::StatusOr<std::unique_ptr<aggregator::Mapping>> CellMemory::Map(size_t byte
 void CellSummer::Sum(const aggregator::SliceSum& sum) const {
   float ranks = 0;
   for (const float count : sum.rank_counts) ranks += count;
-  if (ranks != static_cast<float>(sum.rank_count_total)) throw Violation{"a false divisor"};
+  if (ranks != static_cast<float>(sum.rank_count_total))
+    throw Violation{"the divisor is not the number of ranks"};
   for (size_t at = 0; at < sum.length_bytes; at += kCellBytes) {
     uint64_t cell = 0;
     for (const std::byte* input : sum.inputs) cell = Combine(cell, LoadCell(input + at));
@@ -102,7 +103,7 @@ Cells SimTransport::Read(uint64_t key, size_t offset, size_t length) const {
   const auto region = regions_.find(key);
   if (region == regions_.end()) {
     throw Violation{"host " + std::to_string(host_) +
-                    ": memory was freed that a write is still read from"};
+                    ": memory was freed while a write still reads it"};
   }
   Cells cells;
   cells.reserve(CellCount(length));
@@ -163,7 +164,7 @@ CellTarget SimTransport::Target(ConnectionId, wire::RemoteRef ref, uint64_t cell
   const uint64_t bytes = cells * kCellBytes;
   const uint64_t region_bytes = CellCount(region->second.size()) * kCellBytes;
   if (ref.address % kCellBytes != 0 || ref.address + bytes > region_bytes) {
-    throw Violation{"host " + std::to_string(host_) + ": a peer writes past a region"};
+    throw Violation{"host " + std::to_string(host_) + ": a peer writes past the end of a region"};
   }
   watcher_->OnLanding(ref, bytes);
   auto* const first = reinterpret_cast<uint64_t*>(region->second.data() + ref.address);

@@ -63,7 +63,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "filter", nargs="*", help="run only tests whose label contains one of these"
     )
-    parser.add_argument("--full", action="store_true", help="whole matrices instead of a cover")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="run every combination of the matrices, not only those that cover each value",
+    )
     sanitizer = parser.add_mutually_exclusive_group()
     for name in ("asan", "tsan", "ubsan"):
         sanitizer.add_argument(
@@ -85,7 +89,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--first-seed",
         type=int,
         metavar="SEED",
-        help="where the simulation's new seeds begin (drawn anew in each run, and printed)",
+        help="where the simulation's new seeds begin (each run draws and prints another place)",
     )
     parser.add_argument(
         "--fuzz", type=int, metavar="SECONDS", help="fuzz each parser for this long (3)"
@@ -93,7 +97,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="run only the tests that want this machine's GPUs, which others skip",
+        help="run only the tests that need this machine's GPUs; other runs skip them",
     )
     parser.add_argument("--again", action="store_true", help="use no cached test results")
     # "--soak sim" means a filter, not a number: take the value of --soak only as --soak=SECONDS.
@@ -236,14 +240,14 @@ def run_again(
             drawn = _FIRST_SEED.search(log.read_text(errors="replace") if log.exists() else "")
             if drawn and options.first_seed is None:
                 options.first_seed = int(drawn.group(1))
-    print("\ntest: these are run again, one at a time", flush=True)
+    print("\ntest: runs the tests that failed once more, one at a time", flush=True)
     labels = [outcome.label for outcome in failed]
     status, _, again = run_targets(options, labels, ["--local_test_jobs=1"])
     for label, outcome in again.items():
         outcome.duration_s += outcomes[label].duration_s
         outcomes[label] = outcome
         if outcome.passed:
-            print(f"UNSTABLE: {label}: failed beside other tests (above), and passes alone")
+            print(f"UNSTABLE: {label}: failed beside other tests (above), but passes alone")
     return status
 
 

@@ -124,7 +124,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     mode = parser.add_mutually_exclusive_group()
     for name, text in (
-        ("quick", "named cells only, under 3 minutes"),
+        ("quick", "only the named cases, under 3 minutes"),
         ("full", "fine curves, more repetitions, as long as it takes"),
         ("smoke", "tiny sizes once: shows that it runs; its figures say nothing"),
     ):

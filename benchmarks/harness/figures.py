@@ -16,7 +16,7 @@ def parse_bytes(text: str) -> int:
     """Returns the number for a text like 4096, 64KiB or 25MB. Raises ValueError for others."""
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if not match or match[2] not in _UNITS:
-        raise ValueError(f"'{text}' is no size; write 4096, 64KiB or 25MB")
+        raise ValueError(f"'{text}' is not a size; write 4096, 64KiB or 25MB")
     return int(match[1]) * _UNITS[match[2]]
 
 

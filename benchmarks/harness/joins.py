@@ -116,12 +116,13 @@ def add(context: Context, state: int, count: int, section: Section) -> None:
     section.text += "\n" + markdown_table(head, rows)
     section.text += (
         f"\nA joiner takes {format_bytes(state)} over links of {_LINK} Mb/s while the others go on: "
-        f"steps compute for {_COMPUTE_MS} ms\nand have gradients of {gradients}. It enters from its "
-        "begin() until that returns. `bytes alone`:\nthe time of the state's on that link. `times`: "
-        "the first, less a usual step, over the second. `share of the\nrest`: of what gradients left "
-        "of the link, how much carried the state and the steps since. `pause in\nsteps`: what the "
-        "longest step of a survivor has lost, from the joiner's begin() to some steps after its\n"
-        "entry, over a usual step. Medians; the longest of all, and the largest pause.\n"
+        f"steps compute for {_COMPUTE_MS} ms\nand have gradients of {gradients}. It enters from the "
+        "call of its begin() until that returns.\n`bytes alone`: the time that the state's bytes "
+        "need on that link. `times`: the joiner's time, less\na usual step, divided by `bytes "
+        "alone`. `share of the rest`: gradients leave a part of the link free;\nthis share of it "
+        "carries the state and the steps made since. `pause in steps`: the time that a\nsurvivor's "
+        "longest step loses, from the joiner's begin() to some steps after its entry, divided by a\n"
+        "usual step. The figures are medians, and the largest value of a pause.\n"
     )
     light, heavy = measured
     times = median([light.times(join) for join in light.joins])

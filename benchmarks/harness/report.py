@@ -110,10 +110,10 @@ def page(document: dict[str, Any], sections: Sequence[tuple[str, str]]) -> str:
     ]
     text = "# Measured by ./bench\n\n" + markdown_table(["", ""], rows) + "\n"
     text += (
-        "GB = 1e9 bytes of gradient. GB/s is what each worker gets: the median of all repetitions, which\n"
-        "take turns. CPU is user and system time of all processes for a GB of all workers' gradients. Wire\n"
-        "is what all interfaces have sent. Memory is what was added since the start of the processes, with\n"
-        "shared memory counted once.\n\n"
+        "GB = 1e9 bytes of gradient. GB/s is what each worker gets: the median of all repetitions.\n"
+        "Contenders take turns. CPU is user and system time of all processes for a GB of all workers'\n"
+        "gradients. Wire is what all interfaces send. Memory is the growth since the start of the\n"
+        "processes, with shared memory counted once.\n\n"
     )
     for title, body in sections:
         text += f"## {title}\n\n{body}\n"

@@ -47,12 +47,12 @@ def run(context: Context) -> Section:
     section.text = (
         "Each host is a network namespace, joined to the others by a veth pair and a bridge. The socket\n"
         "server is the parameter server of `benchmarks/baselines/socket_ps.cc`, one on each aggregator\n"
-        "host. The TCP limit is the same workers against servers that sum nothing and send back what has\n"
-        "come. `64 x 64 KiB` is a round of that many tensors, all pushed before the first is waited for.\n"
-        "Where Talweg has own buffers, gradients are written where its client keeps contributions\n"
-        "(`talweg_contribution`). So nothing is copied in, and the result is copied to another buffer while\n"
-        "it comes. The bars judge the faster of both, as they do with peers, and that of 64 KiB also\n"
-        "Talweg's own TCP, which has own buffers too.\n"
+        "host. The TCP limit is the same workers against servers that sum nothing and send back what\n"
+        "they receive. `64 x 64 KiB` is a round of 64 tensors: a rank pushes all, then waits. With own\n"
+        "buffers, a rank writes gradients into its Talweg client's memory (`talweg_contribution`), so\n"
+        "they are not copied there. The result is copied to another buffer while it arrives. The bars\n"
+        "take the faster way, as they do with peers. The bar of 64 KiB also counts Talweg's own TCP,\n"
+        "which has own buffers too.\n"
     )
     return section
 

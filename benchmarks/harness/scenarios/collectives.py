@@ -146,10 +146,10 @@ def run(context: Context) -> Section:
     head = ["links", "call", "B, MB/s", "least", "Talweg", "over it", "Gloo", "over it"]
     section.text = (
         "Talweg and Gloo are backends of torch.distributed: the same program makes the same calls.\n"
-        "OpenMPI's ranks are written in C. Bytes are those of a rank's larger end: the result of an\n"
-        "all_gather, the input of the others. Between hosts each has a rank and an aggregator. The\n"
-        "least time is that of the bytes that a host must receive or send, (n-1)/n of these, twice\n"
-        "as many for an all_reduce, at B, the goodput of one TCP stream over these links in this\n"
+        "OpenMPI's ranks are written in C. A size is that of a rank's result for an all_gather, and\n"
+        "that of a rank's input for the others. Each of several hosts has a rank and an aggregator. A\n"
+        "host must send or receive (n-1)/n of the size, twice as much for an all_reduce. The least\n"
+        "time is that of these bytes at B, the goodput of one TCP stream over these links in this\n"
         "run.\n\n"
     ) + (markdown_table(head, rows) if rows else "")
     return section

@@ -31,7 +31,7 @@ _RUDE_CORES = 0.2
 _MANNERS = {
     "greedy": "sums 64 tensors of 256 KiB without end",
     "refused": "contributes to tensors that nobody has declared",
-    "garbage": "sends what is no frame",
+    "garbage": "sends bytes that are not a frame",
     "silent": "holds 400 connections and says nothing",
 }
 _SIZES = {

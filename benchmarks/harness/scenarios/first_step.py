@@ -98,9 +98,9 @@ def run(context: Context) -> Section:
     section = Section(TITLE)
     rows = _rows(context, section, _CASES[context.mode])
     section.text = (
-        f"{_NODES} nodes of {_RANKS} ranks on one machine. The last column is what the kernel takes to "
-        f"give {_BUFFERS} times the model's bytes, which is what the first step needs, to programs "
-        "that do nothing else.\n\n"
+        f"{_NODES} nodes of {_RANKS} ranks on one machine. The first step needs {_BUFFERS} times the "
+        "model's bytes of new memory. The last column is the time in which the kernel gives as much "
+        "to programs that do nothing else.\n\n"
     )
     section.text += markdown_table(["model", "first step", "a later one", "kernel"], rows)
     return section

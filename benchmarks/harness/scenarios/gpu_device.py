@@ -39,8 +39,8 @@ def run(context: Context) -> Section:
     section.text = (
         f"{gpu}. Bytes a second: moved over the bus, touched in the GPU's memory, copied to the second GPU (Peer),\n"
         "or copied there and back at once (PeerBothWays). The figures are medians of all repetitions. Time runs\n"
-        "from the first post until the last event was seen done. Streams are of high priority, host memory is\n"
-        f"pinned. An event alone takes {events_us:.1f} us, which is in every figure.\n\n"
+        "from the first post until the last event is seen done. Streams have high priority, and host memory is\n"
+        f"pinned. An event alone takes {events_us:.1f} us. Every figure includes that time.\n\n"
     ) + table(speeds)
     return section
 

@@ -70,12 +70,12 @@ def run(context: Context) -> Section:
         return section
     section.data = {"streams": streams, **asdict(speeds)}
     section.text = stream_table(streams, speeds, min(gpus, _RANKS)) + (
-        "\nThe same products of matrices run on the training stream, alone and while a push_pull is under\n"
-        "way. Then comes a push_pull by itself, from the last gradient to the last result, with the kernels\n"
-        "and copies that it gives to the trainer's own streams. Its limit is the sum of two terms, for B\n"
-        "bytes with n ranks on each of g GPUs. In a GPU's memory, n tensors are read and written: 2n B at\n"
-        "the speed of a copy there. With several GPUs a sum is written, too, and copied into the tensors:\n"
-        "(3n + 1) B. From GPU to GPU, an all-reduce sends from each, and brings to it, 2 (g - 1) / g B, at\n"
+        "\nThe training stream multiplies matrices, once alone and once during a push_pull. Then a push_pull\n"
+        "runs by itself. Its time goes from the last gradient to the last result, and includes the kernels\n"
+        "and copies that it gives to the trainer's own streams. For B bytes with n ranks on each of g GPUs,\n"
+        "its limit is the sum of two times. In a GPU's memory, n tensors are read and written: 2n B at the\n"
+        "speed of a copy there. With several GPUs the sum is also written, and copied into the tensors:\n"
+        "(3n + 1) B. Between GPUs, an all-reduce sends 2 (g - 1) / g B from each GPU and as much to it, at\n"
         "the speed of one of two copies that go both ways at once.\n"
     )
     return section

@@ -44,10 +44,10 @@ def run(context: Context) -> Section:
     section.data = {"bytes_per_s": speeds, "instruction_set": isa}
     section.bars = bars(speeds, isa)
     section.text = (
-        "Bytes touched (inputs read, output written) a second: the median of all repetitions, which come in\n"
-        "random turns. Each touches as many in all. Loads and stores alone read two inputs and write an\n"
-        "output, or the first input, with one operation for each vector. docs/performance.md, Sum kernels,\n"
-        "says what bounds each.\n\n"
+        "Bytes touched (inputs read, output written) a second: the median of all repetitions, in random\n"
+        "order. Every repetition touches as many bytes. Loads and stores alone read two inputs and write\n"
+        "an output, or the first input, with one operation for each vector. docs/performance.md, Sum\n"
+        "kernels, says what bounds each.\n\n"
     ) + table(speeds)
     return section
 

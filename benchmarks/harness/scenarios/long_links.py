@@ -69,11 +69,11 @@ def run(context: Context) -> Section:
         rows.append(table_row(link.setting, results, contenders, "of_optimum"))
     head = ["link", "gradient", "B, MB/s", "optimum", "Talweg", "of it", "socket server", "of it"]
     section.text = (
-        "Two hosts have a rank each. One that only aggregates is at the end of a cable that holds frames\n"
-        "back (`tests/netns/delay_line.py`). Each rank's host has a link of that rate each way, and as long\n"
-        "a queue as the way. The aggregator's link is not shaped. The optimum is M/B and the way there and\n"
-        "back, with B the goodput of one TCP stream over the same link without delay. Options are the\n"
-        "defaults, the kernel's included (`tcp_wmem`, `tcp_rmem`).\n\n"
+        "Two hosts have a rank each. A third one only aggregates, at the end of a cable that holds frames\n"
+        "back (`tests/netns/delay_line.py`). Each rank's host has a link of that rate each way, with a\n"
+        "queue for one round trip's bytes. The aggregator's link is not shaped. The optimum is M/B plus\n"
+        "the delay there and back; B is the goodput of one TCP stream over the same link without delay.\n"
+        "All options have their defaults, also the kernel's (`tcp_wmem`, `tcp_rmem`).\n\n"
     ) + markdown_table(head, rows)
     return section
 

@@ -74,8 +74,8 @@ def run(context: Context) -> Section:
     section.bars = bars(section.results)
     section.text = (
         "All tensors of a model's gradient are pushed, the last layer's first and the first layer's with\n"
-        "the highest priority. Then all are waited for. By turns another job pushes one tensor of the same\n"
-        "size. The lists are in `benchmarks/models`.\n"
+        "the highest priority. Then the rank waits for all. In turn with it, another job pushes one tensor\n"
+        "of the same size. The lists are in `benchmarks/models`.\n"
     )
     return section
 

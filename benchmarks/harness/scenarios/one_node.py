@@ -88,11 +88,11 @@ def run(context: Context) -> Section:
     section.bars = bars(section.results)
     section.text = (
         "The limit is the least that memory allows: every rank's gradient is read once and every rank's\n"
-        "result is written once, in place, by all ranks at the same time, with no sum and no waiting. Where\n"
-        "Talweg has own buffers, gradients are written where its client keeps contributions, and are summed\n"
-        "there, so nothing is copied. Programs with NumPy get that from declare_in_place(). The bars at 25 MB\n"
-        "take the faster of the two rows, as they take the peers in their fastest documented mode, and say\n"
-        "which that was.\n"
+        "result is written once, in place, by all ranks at the same time, with no sum and no waiting. With\n"
+        "own buffers, a rank writes gradients into its Talweg client's memory. They are summed there, and\n"
+        "nothing is copied. Programs with NumPy get that from declare_in_place(). The bars at 25 MB take the\n"
+        "faster of the two rows, as they take the peers in their fastest documented mode, and say which row\n"
+        "that is.\n"
     )
     return section
 

@@ -185,10 +185,11 @@ def run(context: Context) -> Section:
     section.text = markdown_table(head, rows) + (
         f"\n{NODES} hosts with a rank each, two aggregators and a scheduler on a fourth; gradients of\n"
         f"{format_bytes(_GRADIENT_BYTES)} and as much state, a lease of "
-        f"{format_seconds(_LEASE_MS * 1e-3)}. Loss and return are the longest step of any survivor\n"
-        "until the view without what was killed, and until the one with it again, less a usual step.\n"
-        "A joiner enters from the time that its process is there until its first step has ended. Each\n"
-        "rank counts its steps in its weights: none is lost, and none is done twice.\n"
+        f"{format_seconds(_LEASE_MS * 1e-3)}. A loss costs the longest step of any survivor until\n"
+        "the view without the killed process, less a usual step. A return costs the longest step until the\n"
+        "view that has it again, less a usual step. A joiner's entry lasts from the start of its process\n"
+        "to the end of its first step. Each rank counts its steps in its weights: no step is lost, and\n"
+        "none is done twice.\n"
     )
     with noted(context, section, ", joiners that catch up"):
         joins.add(context, _state_bytes(context), int(str(context.pick(1, 2, 5))), section)

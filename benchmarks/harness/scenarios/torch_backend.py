@@ -153,8 +153,8 @@ def run(context: Context) -> Section:
     head = ["what", "how", "median", "p99", "added", "CPU a step"]
     section.text = markdown_table(head, rows) + (
         "\nOne thread a process, SGD with momentum. `added` is the median step less that of two\n"
-        "processes that do nothing but wait for each other after each backward pass. DDP that sums\n"
-        "nothing shows what of that is DDP's own. FSDP2 shards each layer and the model\n"
+        "processes that only wait for each other after each backward pass. DDP that sums nothing shows\n"
+        "which part of that time is DDP's own. FSDP2 shards each layer and the model\n"
         "(`fully_shard`). Talweg and Gloo are named in `init_process_group`; nothing else differs\n"
         "between the programs.\n"
     )

@@ -158,9 +158,9 @@ def measure(
         "parameters, `resnet18` 11.2 M (pictures of 32 x 32). All jobs take turns on the same machine.\n"
         "`added` is the median step less that of two processes that do not communicate. The column beside\n"
         "it is a multiple of what DDP over Gloo adds; nine in ten draws of as many repetitions lie there.\n"
-        "With a barrier after each backward pass and nothing else, a step is the slower rank's: nobody who\n"
-        "averages adds less. On CPUs the heaps of all keep what is freed (`MALLOC_TRIM_THRESHOLD_`,\n"
-        "`MALLOC_MMAP_THRESHOLD_`).\n"
+        "With only a barrier after each backward pass, a step takes as long as the slower rank's. No\n"
+        "averaging can add less. On CPUs every contender's heap keeps freed memory\n"
+        "(`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`).\n"
     )
     return section
 

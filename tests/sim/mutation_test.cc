@@ -23,7 +23,7 @@ constexpr uint64_t kSeedsMax = 4'000;
 
 struct Mutation {
   const char* name;
-  const char* breaks;  // Invariants 1 to 7 of docs/protocol.md's design, or rules of the protocol.
+  const char* breaks;  // Which invariant or rule of docs/protocol.md.
   Kind kind;           // The kind of lives that find it.
   uint64_t seeds_max;  // It breaks one of this many lives.
 };

@@ -50,8 +50,9 @@ int main(int argc, char** argv) {
   } else if (std::strcmp(bug, "race") == 0) {
     result = WriteFromTwoThreads();
   } else if (std::strcmp(bug, "none") != 0) {
-    std::fprintf(
-        stderr, "planted_bug: '%s' is no bug; use overflow, leak, arithmetic, race or none\n", bug);
+    std::fprintf(stderr,
+                 "planted_bug: '%s' is not a bug; use overflow, leak, arithmetic, race or none\n",
+                 bug);
     return 2;
   }
   std::printf("unnoticed: %d\n", result == three);

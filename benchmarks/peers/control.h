@@ -126,7 +126,7 @@ static inline int bench_next_order(bench_control* control, bench_order* order) {
   if (sscanf(control->line, "prepare %7s %d %d %n", order->dtype, &order->warm_up_rounds,
              &order->rounds, &used) != 3 ||
       used == 0 || order->rounds < 1) {
-    bench_fail(control, "no order: '%.100s'", control->line);
+    bench_fail(control, "not an order: '%.100s'", control->line);
   }
   order->element_bytes = strcmp(order->dtype, "bf16") == 0 ? 2 : 4;
   order->tensor_bytes = (uint64_t*)calloc(kBenchTensorsMax, sizeof(uint64_t));

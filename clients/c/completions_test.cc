@@ -410,7 +410,7 @@ TEST_CASE("Parts of a program that do not know each other have descriptors of th
   uint64_t tag = 0;
   size_t count = 0;
   CHECK(talweg_watch_by(client, 0, other, 1, 1) == TALWEG_INVALID_ARGUMENT);
-  CHECK_THAT(talweg_last_error(), Contains("0 is no descriptor"));
+  CHECK_THAT(talweg_last_error(), Contains("0 is not a descriptor"));
   CHECK(talweg_completed_by(client, -1, &tag, 1, &count) == TALWEG_INVALID_ARGUMENT);
   node.agent.FailAll(shm::RankStatus::kJobFailed, "for the test");
   for (const int fd : fds) {

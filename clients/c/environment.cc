@@ -25,7 +25,7 @@ bool LocalRankFrom(const char* name, uint32_t* local_rank, RankStatus* status, E
   const unsigned long value = std::strtoul(text, &end, 10);
   if (errno != 0 || *end != '\0' || *text == '-' || value >= TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
     *status = error.Fail(RankStatus::kInvalidArgument,
-                         "$%s is '%s', which is no local rank; set it to 0, 1, ... or unset it",
+                         "$%s is '%s', which is not a local rank; set it to 0, 1, ... or unset it",
                          name, text);
     return true;
   }
@@ -53,7 +53,7 @@ RankStatus CacheBytesFromEnvironment(uint64_t* bytes, ErrorText& error) {
   *bytes = std::strtoull(text, &end, 10);
   if (errno == 0 && *end == '\0' && *text != '-' && *bytes > 0) return RankStatus::kOk;
   return error.Fail(RankStatus::kInvalidArgument,
-                    "$TALWEG_CACHE_BYTES is '%s', which is no number of bytes; set it to "
+                    "$TALWEG_CACHE_BYTES is '%s', which is not a number of bytes; set it to "
                     "what of the last cache gradients may take, or unset it",
                     text);
 }

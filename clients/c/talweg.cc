@@ -559,7 +559,7 @@ talweg_status talweg_scale(talweg_dtype dtype, double factor, const void* in, vo
                            uint64_t count) {
   const DType scaled = static_cast<DType>(dtype);
   if (!talweg::IsValid(scaled) || !talweg::reduce::IsScalable(scaled)) {
-    return Invalid("talweg_scale: `dtype` is no float and no integer");
+    return Invalid("talweg_scale: `dtype` is neither a float nor an integer");
   }
   if (count == 0) return TALWEG_OK;
   if (in == nullptr || out == nullptr) return Invalid("talweg_scale: `in` or `out` is NULL");

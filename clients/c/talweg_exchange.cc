@@ -57,7 +57,7 @@ const char* Problem(talweg_client* client, talweg_tensor tensor, const talweg_ex
   }
   const uint32_t ranks = FromC(client)->PartsGot(tensor);
   if (FromC(client)->PartsGiven(tensor) != 1 || ranks == 0) {
-    return "talweg_exchange: the tensor is none of an all_gather";
+    return "talweg_exchange: the tensor is not one of an all_gather";
   }
   if (!Combines(call)) return nullptr;
   if (FromC(client)->PartsHeld(tensor) != 1 || ranks > kRanksMax) {

@@ -27,7 +27,7 @@ absl::StatusOr<std::vector<uint64_t>> ParseSizes(const std::string& text, uint64
     const std::optional<uint64_t> bytes = ParseBytes(piece);
     if (!bytes || *bytes == 0 || *bytes > 16 * kGiB || *bytes % element_bytes != 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("option --sizes: '", piece, "' is no size; allowed: multiples of ",
+          absl::StrCat("option --sizes: '", piece, "' is not a size; allowed: multiples of ",
                        element_bytes, " up to 16GiB, e.g. ", kDefaultSizes));
     }
     sizes.push_back(*bytes);

@@ -199,7 +199,7 @@ class Orders {
 absl::StatusOr<BenchOrder> ParseBenchOrder(const std::string& line) {
   const std::vector<std::string> words = absl::StrSplit(line, ' ');
   const absl::Status bad =
-      absl::DataLossError(absl::StrCat("no order: '", line.substr(0, 100), "'"));
+      absl::DataLossError(absl::StrCat("not an order: '", line.substr(0, 100), "'"));
   BenchOrder order;
   if (words.size() != 5 || words[0] != "prepare" ||
       !absl::SimpleAtoi(words[2], &order.warm_up_rounds) ||

@@ -40,7 +40,7 @@ absl::StatusOr<BenchMeasurement> ParseMeasurementLine(const std::string& line) {
   }
   if (in.fail() || m.latencies_ns.size() != count) {
     return absl::DataLossError(
-        absl::StrCat("a rank's measurement is no measurement: '", line.substr(0, 100), "'"));
+        absl::StrCat("a rank's measurement cannot be read: '", line.substr(0, 100), "'"));
   }
   return m;
 }

@@ -50,7 +50,7 @@ absl::StatusOr<talweg_dtype> ParseDType(const std::string& text) {
     if (CanBeSummed(dtype) && text == DTypeName(dtype)) return static_cast<talweg_dtype>(dtype);
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is no dtype that can be summed; allowed: ", DTypeNames()));
+      absl::StrCat("'", text, "' is not a dtype that can be summed; allowed: ", DTypeNames()));
 }
 
 std::string DTypeNames() {

@@ -87,8 +87,8 @@ absl::StatusOr<Arguments> Arguments::Parse(const Command& command,
     if (!is_option) {
       if (command.operands == Operands::kNone || (arg.size() > 1 && arg[0] == '-' && arg != "--")) {
         return absl::InvalidArgumentError(absl::StrCat("talweg ", command.name, ": argument '", arg,
-                                                       "' is no option; see talweg ", command.name,
-                                                       " --help"));
+                                                       "' is not an option; see talweg ",
+                                                       command.name, " --help"));
       }
       if (command.operands == Operands::kWords && arg != "--") {
         arguments.operands_.push_back(arg);
@@ -157,7 +157,7 @@ absl::StatusOr<std::vector<uint64_t>> ParseNumbers(const std::string& what, cons
     if (error != std::errc() || end != piece.data() + piece.size() || number < min ||
         number > max) {
       return absl::InvalidArgumentError(
-          absl::StrCat(what, ": '", piece, "' is no number from ", min, " to ", max));
+          absl::StrCat(what, ": '", piece, "' is not a number from ", min, " to ", max));
     }
     numbers.push_back(number);
   }

@@ -67,7 +67,7 @@ absl::StatusOr<std::string> MakeCerts(const Arguments& arguments) {
     if (!identity) {
       return absl::InvalidArgumentError(
           absl::StrCat("talweg certs: '", words[i],
-                       "' is no role; roles are scheduler, aggregator:NAME, node:JOB, operator, "
+                       "' is not a role; roles are scheduler, aggregator:NAME, node:JOB, operator, "
                        "viewer"));
     }
     identities.push_back(*identity);

@@ -97,11 +97,11 @@ void ExamineDataSecurity(const MachineFacts& facts, std::vector<Finding>& findin
   if (facts.data_security != "none") {
     findings.push_back(Good("data plane", absl::StrCat("data_security=", facts.data_security)));
   } else if (facts.provider == "tcp") {
-    findings.push_back(Warning(
-        "data plane",
-        "libfabric's tcp reads what whoever reaches a data port sends; nothing is authenticated "
-        "or encrypted",
-        kRemedy));
+    findings.push_back(Warning("data plane",
+                               "libfabric's tcp parses what anybody who reaches a data port sends; "
+                               "nothing is authenticated "
+                               "or encrypted",
+                               kRemedy));
   } else {
     findings.push_back(Warning("data plane",
                                absl::StrCat(facts.provider,
@@ -360,11 +360,12 @@ void ExamineExposure(const MachineFacts& facts, std::vector<Finding>& findings) 
   const ExposureFacts& exposure = facts.exposure;
   for (const TlsFacts& tls : exposure.tls) ExamineTls(tls, facts.now_unix_s, findings);
   if (!exposure.secret_file.empty()) {
-    findings.push_back(exposure.secret_error.empty()
-                           ? Good("secret file", exposure.secret_file)
-                           : Bad("secret file", exposure.secret_error,
-                                 "a secret that others may have read is none: remove the file and "
-                                 "make another with talweg secret"));
+    findings.push_back(
+        exposure.secret_error.empty()
+            ? Good("secret file", exposure.secret_file)
+            : Bad("secret file", exposure.secret_error,
+                  "a secret that others may have read protects nothing: remove the file and "
+                  "make another with talweg secret"));
   }
   for (const FileFacts& file : exposure.files) ExamineFile(file, findings);
   for (const std::string& daemon : exposure.insecure_daemons) {
@@ -374,8 +375,8 @@ void ExamineExposure(const MachineFacts& facts, std::vector<Finding>& findings) 
   }
   for (const std::string& daemon : exposure.unread_daemons) {
     findings.push_back(Warning("daemon's options", daemon,
-                               "it would not start again, or is of another release: mend what it "
-                               "is told, or ask the doctor of its release"));
+                               "it would not start again, or is of another release: correct its "
+                               "options, or run talweg doctor of its release"));
   }
   if (!exposure.foreign_daemons.empty()) {
     findings.push_back(Good("other users' daemons",

@@ -45,7 +45,7 @@ int Run(const Arguments& arguments) {
 Command DoctorCommand() {
   Command command;
   command.name = "doctor";
-  command.summary = "Says what on this machine would hurt, and what to do about it";
+  command.summary = "Finds what would slow a job on this machine or make it fail, with remedies";
   command.usage = "[OPTIONS]";
   command.details =
       "Looks at limits, shared memory, network, CPU, versions, and at keys, certificates and\n"

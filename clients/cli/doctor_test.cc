@@ -235,9 +235,9 @@ TEST_CASE("doctor: it does not wait for a pipe in the place of another user's fi
   proc.Start(2, {"talweg-agent", "--tls_dir=pki"});
   const ExposureFacts facts = proc.Read();
   REQUIRE(facts.unread_daemons.size() == 1);
-  CHECK_THAT(facts.unread_daemons[0], Contains("agent.conf' is no regular file"));
+  CHECK_THAT(facts.unread_daemons[0], Contains("agent.conf' is not a regular file"));
   REQUIRE(facts.tls.size() == 1);
-  CHECK_THAT(facts.tls[0].error, Contains("pki/ca.crt is no regular file"));
+  CHECK_THAT(facts.tls[0].error, Contains("pki/ca.crt is not a regular file"));
 }
 
 TEST_CASE("doctor: a daemon of another user is named, and its command line is checked",

@@ -114,7 +114,7 @@ absl::Status CheckHosts(const Arguments& arguments) {
       continue;
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        "option --hosts: '", part, "' is no host: write host or host:slots, as in a:2,b:4"));
+        "option --hosts: '", part, "' is not a host: write host or host:slots, as in a:2,b:4"));
   }
   return absl::OkStatus();
 }
@@ -127,9 +127,8 @@ absl::Status Check(const Arguments& arguments) {
   }
   const auto is_given = [&](const char* name) { return arguments.Has(name); };
   if (std::count_if(std::begin(kLists), std::end(kLists), is_given) > 1) {
-    return absl::InvalidArgumentError(absl::StrCat("talweg run: give one of --",
-                                                   absl::StrJoin(kLists, ", --"),
-                                                   ": several say where the hosts stand"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "talweg run: give one of --", absl::StrJoin(kLists, ", --"), ": several name the hosts"));
   }
   for (const char* name : kOthers) {
     if (!arguments.Has(name)) continue;
@@ -200,8 +199,8 @@ int RunOnHosts(const Arguments& arguments) {
   const auto is_given = [&](const char* name) { return arguments.Has(name); };
   if (std::none_of(std::begin(kLists), std::end(kLists), is_given)) {
     return Fail(absl::InvalidArgumentError(absl::StrCat(
-        "talweg run: nobody says where the hosts stand: give one of --",
-        absl::StrJoin(kLists, ", --"), ", or leave out the options of hosts that come and go")));
+        "talweg run: no option names the hosts: give one of --", absl::StrJoin(kLists, ", --"),
+        ", or leave out the options of hosts that come and go")));
   }
   if (const absl::Status status = Check(arguments); !status.ok()) return Fail(status);
   const char* const told = std::getenv("TALWEG_PYTHON");

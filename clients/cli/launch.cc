@@ -77,8 +77,8 @@ void Launch::Enter(Phase phase) {
                                      absl::StrJoin(ports_, ", ")));
         if (plan_.open_data_port) {
           supervisor_.Say(
-              "talweg: run: libfabric's tcp reads what any user who reaches the data ports sends; "
-              "--data-security=tls (or keyed) lets in members of the job alone");
+              "talweg: run: libfabric's tcp parses what any user who reaches the data ports sends; "
+              "--data-security=tls (or keyed) lets in only members of the job");
         }
       }
       for (auto& [node, life] : nodes_) {

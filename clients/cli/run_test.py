@@ -350,8 +350,8 @@ class UsageTest(unittest.TestCase):
         self.check("run", expected="no program")
         self.check("run", "--node", "2", expected="did you mean --nodes?")
         self.check("run", "--nodes", expected="option --nodes has no value")
-        self.check("run", "--nodes=0", "x", expected="--nodes: '0' is no number from 1 to 1024")
-        self.check("run", "--nodes=x", "x", expected="--nodes: 'x' is no number")
+        self.check("run", "--nodes=0", "x", expected="--nodes: '0' is not a number from 1 to 1024")
+        self.check("run", "--nodes=x", "x", expected="--nodes: 'x' is not a number")
         self.check("run", "--nodes=3", "--ranks-per-node=1,2", "x", expected="has 2 numbers")
         self.check("run", "--no-prefix=1", "x", expected="takes no value")
         self.check(
@@ -361,8 +361,8 @@ class UsageTest(unittest.TestCase):
         self.check("run", "--scheduler=a:1", "x", expected="--node-rank is missing")
         self.check("run", "--max-nodes=2", "x", expected="--max-nodes needs hosts that come and go")
         one = ["run", "--scheduler=a:1", "--node-rank=0", "--max-nodes=2"]
-        self.check(*one, "--nodes=3", "x", expected="--nodes: '3' is no number from 1 to 2")
-        self.check(*one, "--min-nodes=3", "x", expected="--min-nodes: '3' is no number from 1")
+        self.check(*one, "--nodes=3", "x", expected="--nodes: '3' is not a number from 1 to 2")
+        self.check(*one, "--min-nodes=3", "x", expected="--min-nodes: '3' is not a number from 1")
         self.check(*one, "--ranks-per-node=1,2", "x", expected="'1,2' has 2 numbers; with --max-n")
         self.check(*one, "--loss-policy=fail_job", "x", expected="is for --loss-policy=continue")
 
@@ -377,7 +377,7 @@ class UsageTest(unittest.TestCase):
         self.check(*hosts, "--loss-policy=fail_job", "x", expected="has continue; leave it out")
         for wrong in ("a:x", "b:2,", "-a", "a b", "a:1:2"):
             self.check("run", f"--hosts={wrong}", "x", expected="write host or host:slots, as in")
-        self.check(*hosts, "--hosts-wait-s=x", "x", expected="--hosts-wait-s: 'x' is no number")
+        self.check(*hosts, "--hosts-wait-s=x", "x", expected="--hosts-wait-s: 'x' is not a number")
         self.check(*hosts, "--line-prefix=%q", "x", expected="'%q' has a % before 'q'")
         self.check(*hosts, "--nodes=2", "--max-ranks=2", "x", expected="give one or the other")
         self.check(*hosts, "--ranks=2", "--min-ranks=3", "x", expected="=3 is above --ranks=2")
@@ -403,9 +403,9 @@ class UsageTest(unittest.TestCase):
             goes_on,
             "--min-nodes=3",
             "x",
-            expected="'3' is no number from 1 to 2",
+            expected="'3' is not a number from 1 to 2",
         )
-        self.check("version", "x", expected="argument 'x' is no option")
+        self.check("version", "x", expected="argument 'x' is not an option")
 
     def test_daemons_that_are_not_there(self) -> None:
         done = subprocess.run(

@@ -202,7 +202,7 @@ int RunStatus(const Arguments& arguments) {
 Command StatusCommand() {
   Command command;
   command.name = "status";
-  command.summary = "Shows jobs, members, aggregators, and who everybody waits for";
+  command.summary = "Shows jobs, members, aggregators, and whom they wait for";
   command.usage = "[OPTIONS]";
   command.details =
       "Asks the scheduler, then the agents and aggregators that it names: jobs, members and their\n"

@@ -204,7 +204,7 @@ class StateTest(unittest.TestCase):
         state.unpack(_joined(other.pack()))
         self.assertEqual(mine.calls, 2)
         with self.assertRaisesRegex(
-            talweg.Mismatch, "'model._extra_state' is no tensor.*not there"
+            talweg.Mismatch, "'model._extra_state' is not a tensor.*not there"
         ):
             state.unpack(_joined(talweg.torch.Elastic(torch.nn.Linear(2, 2)).pack()))
 

@@ -48,7 +48,7 @@ class ListedHostsTest(unittest.TestCase):
         for line in (*lines, f"a:{many}", f"a slots={many}", "a:\u0663"):
             with (
                 self.subTest(line[:20]),
-                self.assertRaisesRegex(InvalidArgument, "f: .* is no host: wr"),
+                self.assertRaisesRegex(InvalidArgument, "f: .* is not a host: wr"),
             ):
                 parse_lines(line, "f")
         with self.assertRaisesRegex(InvalidArgument, "host a is there twice"):
@@ -63,7 +63,7 @@ class ListedHostsTest(unittest.TestCase):
 
     def test_a_file_that_is_no_text(self) -> None:
         self.path.write_bytes(b"\xff\xfe\n")
-        with self.assertRaisesRegex(InvalidArgument, "--hostfile=.*is no host"):
+        with self.assertRaisesRegex(InvalidArgument, "--hostfile=.*is not a host"):
             HostFile(str(self.path), 1, 2).poll(10)
 
     def test_a_file_that_changes(self) -> None:
@@ -76,7 +76,7 @@ class ListedHostsTest(unittest.TestCase):
         self.assertIsNone(hosts.poll(12))
         self.path.write_text("a b c\n")
         self.assertIsNone(hosts.poll(13))
-        with self.assertRaisesRegex(InvalidArgument, "'a b c' is no host"):
+        with self.assertRaisesRegex(InvalidArgument, "'a b c' is not a host"):
             hosts.poll(14)
         self.path.write_text("a\nb")
         self.assertIsNone(hosts.poll(15))
@@ -98,7 +98,7 @@ class ListedHostsTest(unittest.TestCase):
         Path(f"{self.path}.more").write_text("b\n")
         self.assertEqual(self._next(hosts), [Host("a", 2), Host("b", 1)])
         Path(f"{self.path}.more").write_text("b c\n")
-        with self.assertRaisesRegex(InvalidArgument, "'b c' is no host"):
+        with self.assertRaisesRegex(InvalidArgument, "'b c' is not a host"):
             self._next(hosts)
 
     def test_what_is_refused_is_shown_in_short(self) -> None:

@@ -52,7 +52,7 @@ std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
   }
   if (entry.form == Form::kEmpty) return "";
   if (entry.sum_epoch != Epoch{0}) return "";  // The member is the source of a Finish.
-  if (!collective.copies()) return who() + " copies bytes that are no result into a sum";
+  if (!collective.copies()) return who() + " copies bytes that are not a result into a sum";
   if (giving_ranks == 0) {
     return who() + " gives what it does not have, " + Describe(*tensor.agreed) + ", slice " +
            std::to_string(slice.index.value());

@@ -79,7 +79,7 @@ std::variant<wire::Decision, Contradiction, LostRound> DecideHeld(const DecideIn
   if (!input.all_get_all) {
     return LostRound{RoundText(hi) + " was over at member " +
                      std::to_string(holder->member.value()) +
-                     " when the view changed, and what others were to get of it is lost"};
+                     " when the view changed, and what the others were to get is lost"};
   }
   decision.verdict = wire::Verdict::kFinish;
   decision.sum_epoch = holder->report.held_epoch;
@@ -126,7 +126,7 @@ std::variant<wire::Decision, Contradiction, LostRound> Decide(const DecideInput&
   if (input.is_dead && is_open) {
     return wire::Decision{.round = lo.Next(),
                           .verdict = wire::Verdict::kAbort,
-                          .text = "a rank that it cannot do without has left the job"};
+                          .text = "a rank that it needs has left the job"};
   }
   return wire::Decision{.round = lo.Next(), .verdict = wire::Verdict::kRedo};
 }

@@ -114,7 +114,7 @@ TEST_CASE("Decide: where not all get all, a round that only some hold is lost", 
   const auto* lost = std::get_if<LostRound>(&decided);
   REQUIRE(lost != nullptr);
   CHECK(lost->text ==
-        "round 5 was over at member 0 when the view changed, and what others were to get of it is "
+        "round 5 was over at member 0 when the view changed, and what the others were to get is "
         "lost");
 }
 

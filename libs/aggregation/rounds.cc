@@ -82,7 +82,7 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
   }
   if (!tensor.participation.TakesPart(member, slice->part)) {
     return refuse(RefusedReason::kWrongMode, "tensor '" + name + "': " + view_->MemberText(member) +
-                                                 " has nothing to do with slice " +
+                                                 " neither gives nor gets slice " +
                                                  std::to_string(entry.slice.value()));
   }
   if (LengthIsWrong(tensor, *slice, entry)) {

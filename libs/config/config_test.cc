@@ -148,15 +148,15 @@ TEST_CASE("config: an error names a wrong value's option, its place and what is 
   CHECK(AgentError({}, {{"TALWEG_RANK_COUNT", "99999999999999999999"}}) ==
         "option rank_count (environment TALWEG_RANK_COUNT): '99999999999999999999' is above the "
         "largest value; allowed: 1 to 1024");
-  CHECK_THAT(AgentError({"--rank_count=two"}), Contains("'two' is no whole number"));
+  CHECK_THAT(AgentError({"--rank_count=two"}), Contains("'two' is not a whole number"));
   CHECK_THAT(AgentError({"--credit_bytes=1"}), Contains("allowed: 64 KiB to 64 GiB"));
-  CHECK_THAT(AgentError({"--credit_bytes=many"}), Contains("is no number of bytes"));
+  CHECK_THAT(AgentError({"--credit_bytes=many"}), Contains("is not a number of bytes"));
   CHECK_THAT(AgentError({"--slice_bytes_max=100001"}),
-             Contains("is no multiple of 64") && Contains("a multiple of 64;"));
+             Contains("is not a multiple of 64") && Contains("a multiple of 64;"));
   CHECK_THAT(AgentError({"--dealing=mixed"}),
              Contains("'mixed'") && Contains("weighted or weighted:POINTS"));
   CHECK_THAT(AgentError({"--name=" + std::string(256, 'n')}), Contains("255"));
-  CHECK_THAT(AgentError({"--join_timeout_ms=5h"}), Contains("is no time in milliseconds"));
+  CHECK_THAT(AgentError({"--join_timeout_ms=5h"}), Contains("is not a time in milliseconds"));
   CHECK_THAT(AgentError({"--join_timeout_ms=99999999999999999min"}), Contains("is above"));
   CHECK_THAT(AgentError({"--socket_mode=0066"}), Contains("keeps its owner out"));
   CHECK_THAT(AgentError({"--scheduler=host:0"}), Contains("a port from 1 to 65535"));
@@ -166,7 +166,7 @@ TEST_CASE("config: an error names a wrong value's option, its place and what is 
   CHECK_THAT(AgentError({"--job", std::string("a\nb")}), Contains("control character"));
   CHECK_THAT(AgentError({"--job", std::string(1025, 'x')}), Contains("is 1025 bytes long"));
   CHECK_THAT(AgentError({"--job"}), Contains("--job has no value"));
-  CHECK_THAT(AgentError({"job"}), Contains("argument 'job' is no option"));
+  CHECK_THAT(AgentError({"job"}), Contains("argument 'job' is not an option"));
 }
 
 TEST_CASE("config: an unknown option gets the nearest known one", "[config]") {
@@ -273,7 +273,7 @@ TEST_CASE("config: only the process that a pipe is meant for reads it", "[config
   const std::vector<std::string> args = {"--config=/dev/fd/" + std::to_string(read_end.get())};
   // The pipe is empty, and its writer is still there.
   const auto of_another = LoadAgentConfig(args, {}, [](const std::string& path) { return path; });
-  CHECK_THAT(std::string(of_another.status().message()), Contains("is no regular file"));
+  CHECK_THAT(std::string(of_another.status().message()), Contains("is not a regular file"));
   REQUIRE(write(write_end.get(), "rank_count: 3", 13) == 13);
   write_end.Reset();
   CHECK(LoadAgentConfig(args, {}).value().rank_count == 3);
@@ -366,7 +366,7 @@ TEST_CASE("OnInterface: it finds the loopback's address, or lists the names ther
   CHECK(OnInterface(listen, "lo").value() == ListenAddress{"127.0.0.1", 5, 6});
   CHECK(OnInterface({.path = "/s"}, "lo").value() == ListenAddress{.path = "/s"});
   CHECK_THAT(std::string(OnInterface(listen, "nope0").status().message()),
-             Contains("'nope0' is no network interface") && Contains("lo"));
+             Contains("'nope0' is not a network interface") && Contains("lo"));
 }
 
 }  // namespace

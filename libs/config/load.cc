@@ -74,8 +74,8 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg.size() < 3 || arg.compare(0, 2, "--") != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("argument '", arg, "' is no option; options are --name=value, see --help"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "argument '", arg, "' is not an option; options are --name=value, see --help"));
     }
     const size_t equals = arg.find('=');
     const bool has_text = equals != std::string::npos;

@@ -160,20 +160,20 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
   return With<C>({
       Make<C>("scheduler", &C::scheduler, Address{}, "The scheduler's address."),
       Make<C>("name", &C::name, Text{255},
-              "The aggregator's name, another for each and the same after a restart: placement of "
-              "slices depends on it.",
+              "The aggregator's name. No other aggregator has it, and it stays the same after a "
+              "restart: placement of slices depends on it.",
               "the host's name"),
       Make<C>(
           "weight", &C::weight, Number<uint32_t>{1, 1000},
-          "Its share of the bytes, relative to the other aggregators' weights. When all are alike "
-          "the scheduler weighs them by the hosts they stand on."),
+          "Its share of the bytes, relative to the other aggregators' weights. When all are equal "
+          "the scheduler sets them by the hosts that the aggregators run on."),
       Make<C>(
           "lanes", &C::lanes, Number<uint32_t>{1, 64},
-          "How many threads sum. Each is an aggregator of its own to jobs, NAME, NAME/1, ..., "
-          "with this weight and an equal part of memory_bytes_max. Where listen and admin_listen "
+          "How many threads sum. To jobs each is an aggregator of its own: NAME, NAME/1, ... Each "
+          "has this weight and an equal part of memory_bytes_max. Where listen and admin_listen "
           "name one port, lane K takes the K-th after it; where they name a socket, PATH.K."),
       Make<C>("cpus", &C::cpus, CpuList{},
-              "CPUs that the lanes' threads run on, each lane on one, by turns.",
+              "CPUs that the lanes' threads run on: each lane on one of them, in turn.",
               "the kernel's choice"),
       Make<C>("listen", &C::listen, Listen{},
               "Where agents connect to (data plane). With a socket only agents of this machine do, "
@@ -190,14 +190,14 @@ std::vector<Option<AggregatorConfig>> AggregatorOptions() {
               "Serve agents on the same host through shared memory."),
       Make<C>("admin_listen", &C::admin_listen, Listen{}, kAdminListenHelp),
       Make<C>("memory_bytes_max", &C::memory_bytes_max, Bytes{kMiB, 1024 * 1024 * kGiB, true},
-              "What contributions and results of all jobs may take. A declaration past it is "
-              "refused with the figures.",
+              "How much memory contributions and results of all jobs may take. A declaration that "
+              "needs more is refused with the figures.",
               "half of the machine's memory, or of its control group's limit"),
       Make<C>("credit_bytes", &C::credit_bytes, Bytes{64 * kKiB, 64 * kGiB},
               "Contribution bytes that one agent may have in flight to this aggregator."),
       Make<C>("results_by_priority", &C::results_by_priority, Switch{},
               "Results that wait for an agent's connection leave by the priority of their tensor's "
-              "push, as contributions do; else as they were summed."),
+              "push, as contributions do; otherwise in the order of their sums."),
       Make<C>("renew_ms", &C::renew_ms, Milliseconds{10, 3'600'000, true}, kRenewHelp),
       Make<C>("silence_ms", &C::silence_ms, Milliseconds{6'000, 3'600'000, true}, kSilenceHelp),
       Make<C>(
@@ -215,7 +215,7 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("tenant", &C::tenant, Text{1024},
               "Whose job it is, for the scheduler's quotas_file; all its agents give the same. If "
               "a rule there names the job's tenant, agents that give another one are refused.",
-              "nobody's in particular"),
+              "none"),
       Make<C>("node_rank", &C::node_rank, Number<uint32_t>{0, 65535},
               "Which node of the job this is, from 0. Fixes the order of sums."),
       Make<C>("name", &C::name, Text{255}, "The node's name, for people.", "the host's name"),
@@ -271,7 +271,7 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("standalone", &C::standalone, Switch{},
               "One node without scheduler and aggregators: the agent serves its ranks alone."),
       Make<C>("arena_bytes_max", &C::arena_bytes_max, Bytes{kMiB, 1024 * 1024 * kGiB, true},
-              "What the shared memory of all ranks of this node may take.",
+              "How much shared memory all ranks of this node may take.",
               "half of the machine's memory, or of its control group's limit"),
       Make<C>("join_timeout_ms", &C::join_timeout_ms, Milliseconds{100, 7 * 24 * 3'600'000},
               "How long the agent waits for the scheduler and for min_members nodes."),
@@ -284,13 +284,13 @@ std::vector<Option<AgentConfig>> AgentOptions() {
           "unreachable_ms", &C::unreachable_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
           "After how long the ranks' waits end with an error because somebody is out of reach, and "
           "the scheduler does not say what became of it: an aggregator; a node that is waited for; "
-          "or the scheduler itself, while the job waits for its word. 0: never. Make it longer "
+          "or the scheduler itself, while the job waits for its answer. 0: never. Make it longer "
           "than the lease, and than a restart of the scheduler takes."),
       Make<C>(
           "stall_ms", &C::stall_ms, Milliseconds{100, 7 * 24 * 3'600'000, true},
           "How long a round that a rank of this node has pushed may wait for other ranks, which "
           "live, before the job ends with an error that names the tensor and those ranks. 0: "
-          "for ever, as where loss_policy is continue."),
+          "for ever, as with loss_policy=continue."),
       Make<C>("stall_notice_ms", &C::stall_notice_ms, Milliseconds{1, 7 * 24 * 3'600'000, true},
               "After how long the agent's log first tells of a round that waits. The agent looks "
               "after one second, two, four and so on, so it may take twice as long. 0: never."),
@@ -300,8 +300,8 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>("trace_rounds", &C::trace_rounds, Number<uint32_t>{1, 1'000'000},
               "How many rounds of each tensor are traced."),
       Make<C>("trace_bytes_max", &C::trace_bytes_max, Bytes{64 * kKiB, 16 * kGiB, true},
-              "What a timeline may take that AdminService's SetTrace switches on. 0: nobody may "
-              "switch it on. Without TLS whoever reaches admin_listen may."),
+              "How much memory a timeline may take that AdminService's SetTrace switches on. 0: "
+              "nobody may switch it on. Without TLS anybody who reaches admin_listen may."),
       Make<C>(
           "gpu", &C::gpu, Choice{{"auto", "off"}},
           "Whether tensors are taken from the memory of this node's GPUs, where there are any."),

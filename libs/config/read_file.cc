@@ -26,7 +26,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, const std::st
   struct stat status {};
   if (fstat(file.get(), &status) != 0) return status::ErrnoStatus(errno, "stat " + what);
   if (kind == FileKind::kRegular && !S_ISREG(status.st_mode)) {
-    return absl::InvalidArgumentError(what + " is no regular file; put its text into one");
+    return absl::InvalidArgumentError(what + " is not a regular file; put its text into one");
   }
   std::string text;
   if (!ReadAtMost(file.get(), kFileBytesMax + 1, text)) {

@@ -83,7 +83,7 @@ absl::StatusOr<ListenAddress> OnInterface(const ListenAddress& listen,
   return absl::NotFoundError(absl::StrCat("option --interface: '", interface_name, "' ",
                                           names.count(interface_name) > 0
                                               ? "has no address"
-                                              : "is no network interface of this machine",
+                                              : "is not a network interface of this machine",
                                           "; allowed: ", absl::StrJoin(names, ", ")));
 }
 

@@ -128,7 +128,7 @@ std::string Name::Parse(const std::string& text, std::string& value) const {
 std::string Choice::Allowed() const { return absl::StrJoin(choices, ", "); }
 
 std::string Choice::Parse(const std::string& text, std::string& value) const {
-  if (std::find(choices.begin(), choices.end(), text) == choices.end()) return "is none of them";
+  if (std::find(choices.begin(), choices.end(), text) == choices.end()) return "is not allowed";
   value = text;
   return "";
 }
@@ -139,7 +139,7 @@ std::string LossPolicyChoice::Parse(const std::string& text, LossPolicy& value) 
   } else if (text == "continue") {
     value = LossPolicy::kContinue;
   } else {
-    return "is none of them";
+    return "is not allowed";
   }
   return "";
 }
@@ -150,7 +150,7 @@ std::string LossPolicyChoice::Format(LossPolicy value) const {
 
 std::string DealingRuleText::Parse(const std::string& text, Dealing& value) const {
   const std::optional<Dealing> read = ParseDealing(text);
-  if (!read) return "is none of them";
+  if (!read) return "is not allowed";
   value = *read;
   return "";
 }
@@ -164,7 +164,7 @@ std::string Address::Parse(const std::string& text, std::string& value) const {
   }
   if (!problem.empty()) return problem;
   if (ParseInteger<uint16_t>(parts.port).value_or(0) == 0) {
-    return "has a port that is no number from 1 to 65535";
+    return "has a port that is not a number from 1 to 65535";
   }
   value = text;
   return "";
@@ -183,7 +183,7 @@ std::string Listen::Parse(const std::string& text, ListenAddress& value) const {
   const auto first = ParseInteger<uint16_t>(parts.port.substr(0, dash));
   const auto last =
       dash == std::string::npos ? first : ParseInteger<uint16_t>(parts.port.substr(dash + 1));
-  if (!first || !last) return "has a port that is no number from 0 to 65535";
+  if (!first || !last) return "has a port that is not a number from 0 to 65535";
   if (*first > *last) return "has a range of ports that ends before it begins";
   if (*first == 0 && *last != 0) return "has a range of ports that begins with 0";
   value = {parts.host, *first, *last};
@@ -197,7 +197,7 @@ std::string Number<Integer>::Allowed() const {
 
 template <typename Integer>
 std::string Number<Integer>::Parse(const std::string& text, Integer& value) const {
-  if (!IsWholeNumber(text)) return "is no whole number";
+  if (!IsWholeNumber(text)) return "is not a whole number";
   const std::optional<Integer> number = ParseInteger<Integer>(text);
   if (!number) return text[0] == '-' ? kBelow : kAbove;
   if (*number < min) return kBelow;
@@ -252,12 +252,12 @@ std::string Bytes::Allowed() const {
 
 std::string Bytes::Parse(const std::string& text, uint64_t& value) const {
   const std::optional<uint64_t> bytes = ParseBytes(text);
-  if (!bytes) return "is no number of bytes";
+  if (!bytes) return "is not a number of bytes";
   if (*bytes != 0 || !zero_allowed) {
     if (*bytes < min) return kBelow;
     if (*bytes > max) return kAbove;
   }
-  if (*bytes % multiple_of != 0) return absl::StrCat("is no multiple of ", multiple_of);
+  if (*bytes % multiple_of != 0) return absl::StrCat("is not a multiple of ", multiple_of);
   value = *bytes;
   return "";
 }
@@ -282,7 +282,7 @@ std::string Milliseconds::Parse(const std::string& text, uint64_t& value) const 
   if (unit.empty() || unit == "ms") factor = 1;
   if (unit == "s") factor = 1'000;
   if (unit == "min") factor = 60'000;
-  if (digits == 0 || factor == 0) return "is no time in milliseconds";
+  if (digits == 0 || factor == 0) return "is not a time in milliseconds";
   const auto number = ParseInteger<uint64_t>(text.substr(0, digits));
   if (!number || *number > std::numeric_limits<uint64_t>::max() / factor) return kAbove;
   if (*number * factor < min && !(zero_allowed && *number == 0)) return kBelow;
@@ -293,7 +293,7 @@ std::string Milliseconds::Parse(const std::string& text, uint64_t& value) const 
 
 std::string FileMode::Parse(const std::string& text, uint32_t& value) const {
   const auto mode = ParseInteger<uint32_t>(text, 8);
-  if (!mode) return "is no octal number";
+  if (!mode) return "is not an octal number";
   if (*mode > 0777) return kAbove;
   if ((*mode & 0600) != 0600) return "keeps its owner out";
   value = *mode;

@@ -41,7 +41,7 @@ absl::Status CheckOwnerAndMode(int fd, const std::string& what) {
   struct stat status;
   if (fstat(fd, &status) != 0) return status::ErrnoStatus(errno, absl::StrCat("stat ", what));
   if (!S_ISREG(status.st_mode)) {
-    return absl::FailedPreconditionError(absl::StrCat(what, " is no file; name one"));
+    return absl::FailedPreconditionError(absl::StrCat(what, " is not a file; name one"));
   }
   if (status.st_uid != geteuid() && status.st_uid != 0) {
     return absl::PermissionDeniedError(absl::StrCat(what, " belongs to user ", status.st_uid,

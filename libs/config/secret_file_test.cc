@@ -70,7 +70,7 @@ TEST_CASE("Secret file: a file that holds no secret is refused", "[config]") {
   CHECK(absl::IsNotFound(ReadSecretFile(path).status()));
   CHECK_THAT(Error(ReadSecretFile(path).status()),
              Contains("No such file") && Contains("talweg secret makes one"));
-  CHECK_THAT(Error(ReadSecretFile(directory.Path("")).status()), Contains("is no file"));
+  CHECK_THAT(Error(ReadSecretFile(directory.Path("")).status()), Contains("is not a file"));
   for (const size_t bytes : {0, 31, 1025, 5000}) {
     std::ofstream(path) << std::string(bytes, 'x') << "\n";
     REQUIRE(chmod(path.c_str(), 0600) == 0);

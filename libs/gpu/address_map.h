@@ -57,7 +57,7 @@ class AddressMap {
       }
     }
     return absl::InvalidArgumentError(
-        absl::StrCat(bytes, " bytes at 0x", absl::Hex(address), " are no ", what));
+        absl::StrCat(bytes, " bytes at 0x", absl::Hex(address), " are not ", what));
   }
 
   const std::map<uint64_t, Entry>& entries() const { return entries_; }
@@ -85,8 +85,8 @@ absl::StatusOr<std::pair<uint64_t, const typename AddressMap<Mapped>::Entry*>> H
     const AddressMap<Mapped>& memory, DeviceSpan span) {
   if (span.bytes == 0 || span.address % kNicPageBytes != 0 || span.bytes % kNicPageBytes != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(span.bytes, " bytes at 0x", absl::Hex(span.address), " are no whole pages of ",
-                     kNicPageBytes, " bytes"));
+        absl::StrCat(span.bytes, " bytes at 0x", absl::Hex(span.address),
+                     " are not whole pages of ", kNicPageBytes, " bytes"));
   }
   auto holder = memory.Holder(span.address, span.bytes, kDeviceMemory);
   if (holder.ok() && holder->second->value.imported) {

@@ -36,7 +36,7 @@ absl::StatusOr<GpuUuid> ParseUuid(std::string_view text) {
   const auto bad = [whole = text] {
     return absl::InvalidArgumentError(
         absl::StrCat("'", absl::string_view(whole.data(), whole.size()),
-                     "' is no GPU's UUID; nvidia-smi -L lists them, like "
+                     "' is not a GPU's UUID; nvidia-smi -L lists them, like "
                      "GPU-01234567-89ab-cdef-0123-456789abcdef"));
   };
   std::string_view rest = text;

@@ -109,7 +109,7 @@ std::string Quotas::AddLine(std::string_view line) {
   for (std::string_view word = TakeWord(line); !word.empty(); word = TakeWord(line)) {
     const size_t equals = word.find('=');
     if (equals == std::string_view::npos) {
-      return "has " + Quoted(word) + ", which is no SETTING=VALUE";
+      return "has " + Quoted(word) + ", which is not SETTING=VALUE";
     }
     const std::string problem = Set(rule, word.substr(0, equals), word.substr(equals + 1));
     if (!problem.empty()) return "has a wrong setting: " + problem;
@@ -158,7 +158,7 @@ std::string Quotas::Set(Rule& rule, std::string_view key, std::string_view value
     }
     return "priority is " + Quoted(value) + "; give low, normal or high";
   }
-  return Quoted(key) + " is no setting of a " + (of_job ? "job" : "tenant") + "; there are " +
+  return Quoted(key) + " is not a setting of a " + (of_job ? "job" : "tenant") + "; there are " +
          (of_job ? kJobSettings : kTenantSettings);
 }
 

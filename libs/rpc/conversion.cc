@@ -180,7 +180,7 @@ absl::StatusOr<view::View> Complete(const scheduler::v1::View& message,
   const std::string name = "the view of epoch " + std::to_string(message.epoch()) + " of job " +
                            std::to_string(message.job_id());
   if (const std::string problem = view.Problem(); !problem.empty()) {
-    return Invalid(name + " is none: " + problem);
+    return Invalid(name + " is not valid: " + problem);
   }
   if (view.Digest() != message.digest()) {
     return Invalid(name + " has another digest than its sender computed; the versions of this " +

@@ -25,7 +25,7 @@ const char* Text(FrameGuard::Verdict verdict) {
   switch (verdict) {
     case FrameGuard::Verdict::kGood: return "good";
     case FrameGuard::Verdict::kHeaderBlock: return "the metadata of a call is too long";
-    case FrameGuard::Verdict::kHalfRequests: return "too much of requests that do not end";
+    case FrameGuard::Verdict::kHalfRequests: return "requests that do not end take too much memory";
     case FrameGuard::Verdict::kSlowRequest: return "a request that does not end in time";
     case FrameGuard::Verdict::kResets: return "too many calls that are reset";
     case FrameGuard::Verdict::kControlFrames: return "too many frames that carry nothing";

@@ -127,7 +127,7 @@ std::string AlternativeNames(const CertificateOptions& options, const std::strin
 absl::Status CheckHosts(const std::vector<std::string>& hosts) {
   for (const std::string& host : hosts) {
     if (host.empty() || host.find_first_of(", \t\n\r;#=") != std::string::npos) {
-      return absl::InvalidArgumentError("'" + host + "' is no host name and no IP address");
+      return absl::InvalidArgumentError("'" + host + "' is neither a host name nor an IP address");
     }
   }
   return absl::OkStatus();
@@ -223,9 +223,10 @@ absl::Status MakeAuthority(const std::string& directory, const std::string& trus
   if (trust_domain.empty() || trust_domain.size() > 63 ||
       trust_domain.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789.-_") !=
           std::string::npos) {
-    return absl::InvalidArgumentError("'" + trust_domain +
-                                      "' is no trust domain; it has 1 to 63 lower-case letters, "
-                                      "digits, dots and dashes, such as example.org");
+    return absl::InvalidArgumentError(
+        "'" + trust_domain +
+        "' is not a trust domain; one has 1 to 63 lower-case letters, "
+        "digits, dots and dashes, such as example.org");
   }
   TALWEG_RETURN_IF_ERROR(MakeDirectory(directory));
   const std::string path = directory + "/ca.crt";

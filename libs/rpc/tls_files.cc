@@ -32,7 +32,8 @@ absl::StatusOr<Descriptor> Open(const std::string& path) {
   struct stat status {};
   if (fstat(file.get(), &status) != 0) return status::ErrnoStatus(errno, "stat " + path);
   if (!S_ISREG(status.st_mode)) {
-    return absl::InvalidArgumentError(path + " is no regular file; put the certificates into one");
+    return absl::InvalidArgumentError(path +
+                                      " is not a regular file; put the certificates into one");
   }
   return file;
 }

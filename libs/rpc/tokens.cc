@@ -100,8 +100,9 @@ absl::StatusOr<Tokens> Tokens::Parse(const std::string& table, const std::string
     if (words.size() != 3) return wrong(absl::StrCat("has ", words.size(), " words"));
     const std::optional<Identity> identity = ParseIdentity(words[0]);
     if (!identity) {
-      return wrong(absl::StrCat("begins with '", words[0],
-                                "', which is none of operator, viewer, node:JOB, aggregator:NAME"));
+      return wrong(
+          absl::StrCat("begins with '", words[0],
+                       "', which is not one of operator, viewer, node:JOB, aggregator:NAME"));
     }
     if (words[1] == "token") {
       if (words[2].size() < kTokenBytesMin) {
@@ -150,7 +151,7 @@ absl::StatusOr<Identity> Tokens::CheckWebToken(std::string_view token, int64_t u
     return absl::UnauthenticatedError("no key of token_keys_file has signed the token");
   }
   const std::optional<google::protobuf::Struct> claims = Object(parts[1]);
-  if (!claims) return absl::UnauthenticatedError("the token's claims are no JSON object");
+  if (!claims) return absl::UnauthenticatedError("the token's claims are not a JSON object");
   const google::protobuf::Value* expires = Find(*claims, "exp");
   const google::protobuf::Value* begins = Find(*claims, "nbf");
   const auto now_s = static_cast<double>(unix_s);

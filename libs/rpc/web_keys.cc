@@ -109,7 +109,7 @@ WebKeys::~WebKeys() = default;
 absl::StatusOr<WebKeys> WebKeys::Parse(const std::string& json) {
   google::protobuf::Struct set;
   if (!google::protobuf::util::JsonStringToMessage(json, &set).ok()) {
-    return absl::InvalidArgumentError("the key set is no JSON object");
+    return absl::InvalidArgumentError("the key set is not a JSON object");
   }
   WebKeys keys;
   const auto list = set.fields().find("keys");

@@ -420,7 +420,7 @@ absl::Status SqliteStore::LoadMembers(JobRecord& job) {
     record.text = rows.Text();
     if (!ReadHex(rows.Text(), record.secret)) {
       return Damaged("the secret's hash of node " + std::to_string(record.member.id.node.value()) +
-                     " of job " + std::to_string(job.id.value()) + " is none");
+                     " of job " + std::to_string(job.id.value()) + " is not a hash");
     }
     if (record.state < MemberState::kJoined || record.state > MemberState::kLeft) {
       return Damaged("job " + std::to_string(job.id.value()) + " has a member of unknown state");
@@ -483,7 +483,8 @@ absl::Status SqliteStore::LoadAggregators(Snapshot& snapshot) {
     record.state = static_cast<AggregatorState>(rows.Number());
     record.text = rows.Text();
     if (!ReadHex(rows.Text(), record.secret)) {
-      return Damaged("the secret's hash of aggregator " + record.aggregator.name + " is none");
+      return Damaged("the secret's hash of aggregator " + record.aggregator.name +
+                     " is not a hash");
     }
     if (record.state < AggregatorState::kLive || record.state > AggregatorState::kLost) {
       return Damaged("aggregator " + record.aggregator.name + " has an unknown state");

@@ -160,7 +160,8 @@ absl::StatusOr<Topology> ParseTopology(const std::string& xml) {
   if (hwloc_topology_set_xmlbuffer(handle->get(), xml.c_str(), static_cast<int>(xml.size() + 1)) !=
           0 ||
       hwloc_topology_load(handle->get()) != 0) {
-    return absl::InvalidArgumentError("this is no topology in hwloc's XML; write one with lstopo");
+    return absl::InvalidArgumentError(
+        "this is not a topology in hwloc's XML; write one with lstopo");
   }
   return ValueOf(handle->get());
 }

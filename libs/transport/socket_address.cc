@@ -141,7 +141,7 @@ absl::StatusOr<SocketAddress> ResolveHostPort(const std::string& host_port) {
   }
   if (!valid) {
     return absl::InvalidArgumentError("'" + host_port +
-                                      "' is no address; write host:port or [ipv6]:port");
+                                      "' is not an address; write host:port or [ipv6]:port");
   }
   absl::StatusOr<SocketAddress> address = Resolve(host, 0);
   if (address.ok()) address->set_port(port);

@@ -111,7 +111,7 @@ std::string View::Problem() const {
     return "slice_bytes_max is " + std::to_string(slice_bytes_max) +
            "; it must be a multiple of 64 and at least 4096";
   }
-  if (!IsValid(dealing)) return "its dealing is none: " + DealingText(dealing);
+  if (!IsValid(dealing)) return "its dealing is not valid: " + DealingText(dealing);
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i].rank_count == 0) {
       return "node " + std::to_string(members[i].id.node.value()) + " has no ranks";

@@ -122,7 +122,7 @@ TEST_CASE("View: the digest covers the dealing, and does not change for a stripe
     CHECK(digests.insert(view.Digest()).second);
   }
   view.dealing = {.rule = DealingRule{99}};
-  CHECK(view.Problem() == "its dealing is none: rule 99");
+  CHECK(view.Problem() == "its dealing is not valid: rule 99");
 }
 
 TEST_CASE("Participation: parts belong to the ranks of a group", "[view]") {

@@ -241,7 +241,7 @@ void AgentDataPlane::OnFrame(ConnectionId connection, std::span<const std::byte>
     ++bad_frames_;
     transport_->Close(connection);
     Forget(name, connection);
-    events_->OnPeerDisconnected(name, "it sent what is no frame: " + error->text);
+    events_->OnPeerDisconnected(name, "it sent bytes that are not a frame: " + error->text);
     return;
   }
   const wire::Frame& frame = std::get<wire::Frame>(parsed);

@@ -52,7 +52,7 @@ absl::StatusOr<GpuHomes::DirectMemory> GpuHomes::Make(pipeline::TensorIndex tens
                                                       const pipeline::TensorSpec& spec,
                                                       uint32_t rank_count, int64_t now_ns) {
   if (spec.collective.copies() || spec.bytes() < options_.direct_bytes_min) {
-    return absl::OutOfRangeError("a tensor that is not worth it");
+    return absl::OutOfRangeError("a broadcast, or a tensor that is too small");
   }
   TALWEG_ASSIGN_OR_RETURN(const gpu::GpuUuid uuid, ChooseGpu(spec, rank_count, now_ns));
   gpu::Device& device = node_.DeviceOf(uuid);

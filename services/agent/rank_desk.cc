@@ -339,7 +339,7 @@ void RankDesk::AnswerView(LocalRank local_rank, shm::RequestId request, Epoch ep
                                      : events_->Core().views().Find(epoch);
   if (view == nullptr || !view->IndexOf(self_)) {
     const std::string text = "the view of epoch " + std::to_string(epoch.value()) +
-                             " is none of the last ones that the agent has had";
+                             " is not one of the last that the agent has had";
     return server_->ReplyMembership(rank.connection, request,
                                     {.status = shm::RankStatus::kInvalidArgument, .text = text});
   }

@@ -308,7 +308,7 @@ void AggregatorDataPlane::OnJobFrame(ConnectionId id, JobConnections::Entry& ent
   if (const auto* error = std::get_if<wire::ParseError>(&parsed)) {
     ++totals_.unreadable_frames;
     telemetry::Log(telemetry::LogLevel::kWarning, "connection ", id,
-                   " sent what is no frame: ", error->text);
+                   " sent bytes that are not a frame: ", error->text);
     job.core.OnUnreadable(id, error->text, job.effects);
     performer_.Perform(job);
     return;

@@ -101,7 +101,7 @@ void Lobby::OnUnreadable(ConnectionId id, Guest& guest, std::span<const std::byt
                          const std::string& text) {
   ++totals_->unreadable_frames;
   telemetry::Log(telemetry::LogLevel::kWarning, "connection ", id,
-                 " sent what is no frame: ", text);
+                 " sent bytes that are not a frame: ", text);
   if (LooksLikeFrame(bytes)) {
     Refuse(id, guest, JobId{0}, Epoch{0}, wire::WelcomeStatus::kVersion, text);
   } else {

@@ -167,7 +167,7 @@ class EdgeTest(unittest.TestCase):
             for each in allowed:
                 self.assertTrue(
                     any(other == each or other.startswith(each + "/") for other in layers),
-                    f"{layer} may use {each}, which is no layer",
+                    f"{layer} may use {each}, which is not a layer",
                 )
         done: set[str] = set()
 

@@ -326,7 +326,7 @@ class HostsRunTest(unittest.TestCase):
         job = _Job(self, "a", "--host-discovery-script={script}")
         job.go_on(1)
         job.name_hosts("a b:x")
-        job.says("'b:x' is no host")
+        job.says("'b:x' is not a host")
         job.go_on(1)
         job.hosts.unlink()
         job.says("exit status 1")

@@ -487,7 +487,7 @@ class CommandsTest(unittest.TestCase):
         self.assertIn("a worker needs a command", done.stderr)
         done = run(["--help"])
         self.assertEqual(done.returncode, 1)
-        self.assertIn("'--help' is no command, and bpslaunch has no options", done.stderr)
+        self.assertIn("'--help' is not a command, and bpslaunch has no options", done.stderr)
         done = run([], DMLC_ROLE="joint")
         self.assertEqual(done.returncode, 1)
         self.assertIn("need a command", done.stderr)

@@ -254,7 +254,7 @@ class HorovodrunTest(unittest.TestCase):
                 ["-np", "2", "-H", "elsewhere.invalid:2", "x"],
                 "elsewhere.invalid .* ssh to it failed",
             ),
-            (["-np", "2", "-H", "a b:2", "x"], "'a b:2' is no host: write host:slots"),
+            (["-np", "2", "-H", "a b:2", "x"], "'a b:2' is not a host: write host:slots"),
             (["-np", "4", "-H", "localhost:2", "x"], "-np is 4, and the hosts have 2 slots"),
             (["-np", "2", "--min-np", "3", "x"], "--min-np is 3, and -np 2"),
             (["-np", "2", "--min-np", "0", "x"], "--min-np is 0; it must be at least 1"),

@@ -197,7 +197,7 @@ class DistLauncherTest(SshTest):
         for line in ("a b", "-Fssh.conf", "a:" + "9" * 5000):
             (self.directory / "servers").write_text(f"{line}\n")
             output = self.run_there("true", status=1)
-            self.assertIn(f"'{line}' is no host: write `host` or `host:sshport`", output)
+            self.assertIn(f"'{line}' is not a host: write `host` or `host:sshport`", output)
         (self.directory / "servers").write_text(f"{HOSTS[0]}\n")
         done = self.run_line([*self.line("true")[:-1], "--env", "X", "true"], status=1)
         self.assertIn("--env X: write NAME:VALUE", done)

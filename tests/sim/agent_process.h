@@ -37,7 +37,7 @@ inline constexpr uint32_t kConfusedRankCount = 8;
 inline constexpr const char* kFalseReport = "reports that cannot all be true";
 
 // The text about a round that some members hold, and others can no longer get.
-inline constexpr const char* kLostRound = "what others were to get of it is lost";
+inline constexpr const char* kLostRound = "what the others were to get is lost";
 
 // A member has received a message that no real aggregator sends.
 inline constexpr const char* kForged = "words of a confused aggregator";

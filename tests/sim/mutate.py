@@ -54,7 +54,7 @@ def read_list(text):
         if line.startswith("== "):
             name = line[3:].strip()
             if not re.fullmatch(r"[a-z0-9_]+", name) or any(m.name == name for m in mutations):
-                raise ListError(f"{where}: '{name}' is no name, or is there twice")
+                raise ListError(f"{where}: '{name}' is not a name, or is there twice")
             mutations.append(Mutation(name))
         elif not mutations:
             raise ListError(f"{where}: text before the first '== name'")

@@ -81,7 +81,7 @@ class MutateTest(unittest.TestCase):
     def test_a_list_that_is_none_is_refused(self):
         for text, says in (
             ("kind: usual\n", "before the first"),
-            ("== A bug\n", "is no name"),
+            ("== A bug\n", "is not a name"),
             ("== a\nkind: rare\nbreaks: x\nlibs/a.cc:\n    [[[a ==> b]]]\n", "'rare' is none of"),
             ("== a\nkind: usual\nlibs/a.cc:\n    [[[a ==> b]]]\n", "says not what it breaks"),
             ("== a\nkind: usual\nbreaks: x\n", "or where it is"),

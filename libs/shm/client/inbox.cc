@@ -21,7 +21,7 @@ void Inbox::Read() {
         return;
       case AgentSocket::Received::kInvalid:
         health_.Lose(RankStatus::kProtocol,
-                     "what came from '%s' is no message of a Talweg agent: %s", reason);
+                     "what came from '%s' is not a message of a Talweg agent: %s", reason);
         return;
       case AgentSocket::Received::kMessage: break;
     }

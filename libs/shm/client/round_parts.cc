@@ -67,7 +67,7 @@ RankStatus RoundParts::FailLength(const RankTensor& tensor, uint64_t length,
                                   ErrorText& error) const {
   return error.Fail(RankStatus::kProtocol,
                     "tensor '%s': a part of its round is said to have %llu bytes, by the agent at "
-                    "'%s' or another rank, which is no length of it; please report it",
+                    "'%s' or another rank, which it cannot have; please report it",
                     NameOf(tensor), static_cast<unsigned long long>(length), link_.path());
 }
 

@@ -29,7 +29,7 @@ RankTensor* TensorTable::Find(uint32_t tensor) const {
 
 RankStatus TensorTable::FailNoTensor(uint32_t tensor, ErrorText& error) {
   return error.Fail(RankStatus::kInvalidArgument,
-                    "%u is no tensor of this client: use what talweg_declare gave", tensor);
+                    "%u is not a tensor of this client: use what talweg_declare gave", tensor);
 }
 
 const char* TensorTable::Adopt(const Declared& declared, const Declare& declare) {

@@ -80,7 +80,7 @@ RankStatus Watchers::FailNoDescriptor(int fd, ErrorText& error) {
                       "talweg_completion_fd first");
   }
   return error.Fail(RankStatus::kInvalidArgument,
-                    "%d is no descriptor that this client has given to tell of rounds; call "
+                    "%d is not a descriptor that this client has given to tell of rounds; call "
                     "talweg_another_completion_fd",
                     fd);
 }

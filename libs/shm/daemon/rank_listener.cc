@@ -73,7 +73,7 @@ std::optional<Failure> RemoveDeadSocket(const std::string& path) {
   if (!S_ISSOCK(status.st_mode)) {
     return Failure{RankStatus::kInvalidArgument,
                    "agent socket '" + path +
-                       "': a file that is no socket is there; remove it or choose another path"};
+                       "': a file that is not a socket is there; remove it or choose another path"};
   }
   Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!probe.valid()) return SystemFailure("socket", path, errno, kDescriptors);

@@ -75,7 +75,7 @@ absl::StatusOr<std::string> FabricTransport::ListenAt(const ListenSpec& spec,
       return absl::AlreadyExistsError(text + "; give another port, or 0 for any free one");
     }
     if (error == -EADDRNOTAVAIL) {
-      return absl::InvalidArgumentError(text + ": it is no address of this host");
+      return absl::InvalidArgumentError(text + ": it is not an address of this host");
     }
     if (error == -EACCES) return absl::PermissionDeniedError(text);
     return absl::UnavailableError(text);
@@ -115,7 +115,8 @@ absl::StatusOr<ConnectionId> FabricTransport::Connect(const std::string& address
   if (!SplitKey(&host_port, &key)) {
     return absl::InvalidArgumentError(
         "'" + ShownAddress(address) +
-        "' is no address: expected the key of a member after its port, which the scheduler gives "
+        "' is not an address: expected the key of a member after its port, which the scheduler "
+        "gives "
         "to members; a scheduler or an aggregator of an older release gives another: install the "
         "same release everywhere");
   }

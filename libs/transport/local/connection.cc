@@ -156,7 +156,7 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
     return absl::InvalidArgumentError(peer_ + " has written a record of type " +
                                       std::to_string(static_cast<uint32_t>(header.type)) +
                                       " and length " + std::to_string(header.length) +
-                                      ", which is none");
+                                      ", which does not exist");
   }
   read_ += RecordSpan(header.length);
   // Rounding may go past the position that a dishonest peer has published. An honest peer publishes

@@ -31,7 +31,7 @@ absl::StatusOr<UnixAddress> MakeAddress(const std::string& name) {
   // zero byte.
   if (name.size() < 2 || name.size() >= sizeof(made.address.sun_path)) {
     return absl::InvalidArgumentError("'local:" + name +
-                                      "' is no address: a socket's name has 2 to " +
+                                      "' is not an address: a socket's name has 2 to " +
                                       std::to_string(sizeof(made.address.sun_path) - 1) + " bytes");
   }
   memcpy(made.address.sun_path, name.data(), name.size());
@@ -177,8 +177,8 @@ absl::StatusOr<std::optional<PeerDescriptors>> ReceiveHandshake(int socket) {
   PeerDescriptors peer = TakeDescriptors(message);
   if (got == 0) return absl::UnavailableError("it hung up before the handshake");
   if (got < static_cast<ssize_t>(sizeof(hello)) || hello.magic != HandshakeMessage::kMagic) {
-    return absl::InvalidArgumentError("it is no Talweg process: it sent " + std::to_string(got) +
-                                      " bytes that are no handshake");
+    return absl::InvalidArgumentError("it is not a Talweg process: it sent " + std::to_string(got) +
+                                      " bytes that are not a handshake");
   }
   if (hello.refused != 0) {
     return absl::UnavailableError("it refused: " +

@@ -196,7 +196,8 @@ absl::StatusOr<ConnectionId> LocalTransportImpl::Connect(const std::string& addr
   if (!key) {
     return absl::InvalidArgumentError(
         "'" + ShownAddress(address) +
-        "' is no address of shared memory: expected the key of a member after its name, which the "
+        "' is not an address of shared memory: expected the key of a member after its name, which "
+        "the "
         "scheduler gives to members; a scheduler or an aggregator of an older release gives none: "
         "install the same release everywhere");
   }

@@ -59,18 +59,18 @@ std::string NetworkWarning(const NetworkOptions& options) {
       "; keep it in a network that you trust, or give --data_security=tls (or keyed), the same to "
       "all daemons, for Talweg's own TCP";
   if (!UsesFabric(options)) {
-    return "peers prove who they are when they connect, and whoever is on the path can read and "
-           "change what follows" +
+    return "peers prove who they are when they connect, and anybody on the path can read and "
+           "change what they send after that" +
            remedy;
   }
   if (options.fabric.provider == "tcp") {
-    return "libfabric's tcp provider reads what whoever reaches the port sends, before he has "
-           "shown anything; whoever is on the path can read and change everything" +
+    return "libfabric's tcp provider parses what anybody who reaches the port sends, before they "
+           "have proven anything; anybody on the path can read and change everything" +
            remedy;
   }
   return "libfabric's provider " + options.fabric.provider +
          " neither authenticates nor encrypts; whoever has learnt a region's key can write there, "
-         "past every check of ours" +
+         "and Talweg cannot check it" +
          remedy;
 }
 

@@ -203,7 +203,8 @@ absl::StatusOr<TcpAddress> ParseTcpAddress(const std::string& address) {
   if (valid) return parsed;
   return absl::InvalidArgumentError(
       "'" + ShownAddress(address) +
-      "' is no address of Talweg's TCP: expected tcp://<host>:<port>/<data_security>/<key>, which "
+      "' is not an address of Talweg's TCP: expected tcp://<host>:<port>/<data_security>/<key>, "
+      "which "
       "the scheduler gives to members; what people are shown lacks the key");
 }
 

@@ -275,9 +275,9 @@ absl::StatusOr<std::span<std::byte>> TcpConnection::BodyPlace(const RegionTable&
     return absl::InvalidArgumentError("has written " + std::to_string(length) +
                                       " bytes to a place that was not given to it");
   }
-  return absl::InvalidArgumentError("has sent a record of type " +
-                                    std::to_string(static_cast<uint32_t>(header_.type)) +
-                                    " and length " + std::to_string(length) + ", which is none");
+  return absl::InvalidArgumentError(
+      "has sent a record of type " + std::to_string(static_cast<uint32_t>(header_.type)) +
+      " and length " + std::to_string(length) + ", which does not exist");
 }
 
 void TcpConnection::OnReadable(bool is_ending) {

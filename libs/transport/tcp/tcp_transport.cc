@@ -60,7 +60,7 @@ absl::StatusOr<std::string> TcpTransport::ListenAt(const ListenSpec& spec,
                                       "free one");
     }
     if (errno == EADDRNOTAVAIL) {
-      return absl::InvalidArgumentError(where + ": it is no address of this host");
+      return absl::InvalidArgumentError(where + ": it is not an address of this host");
     }
     return status::ErrnoStatus(errno, where);
   }

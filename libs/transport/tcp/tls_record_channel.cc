@@ -166,7 +166,8 @@ absl::StatusOr<bool> TlsRecordChannel::SendSealed() {
 
 absl::Status NoRecord() {
   return absl::DataLossError(
-      "sent what is no record of this TLS connection: somebody has changed, repeated or left out "
+      "sent bytes that are not a record of this TLS connection: somebody has changed, repeated or "
+      "left out "
       "bytes on their way");
 }
 

@@ -114,7 +114,7 @@ def check_no_calls() -> None:
     expect(talweg.Unsupported, "average", tw.push_pull, x.astype(np.int32), "average of integers")
     expect(talweg.InvalidArgument, "root_rank is 99", tw.broadcast, x, 99)
     expect(talweg.InvalidArgument, "name is 7", tw.push_pull, x, 7)
-    expect(talweg.InvalidArgument, "is no array", tw.push_pull, {"a": "text"}, "text")
+    expect(talweg.InvalidArgument, "is not an array", tw.push_pull, {"a": "text"}, "text")
     expect(talweg.InvalidArgument, "do not divide", tw.all_to_all, jnp.ones(tw.size() + 1))
     expect(
         talweg.InvalidArgument,

@@ -31,7 +31,7 @@ def local_rank_from_environment(environment: Mapping[str, str]) -> int | None:
             continue
         if re.fullmatch("[0-9]{1,9}", text) is None:
             raise InvalidArgument(
-                f"{variable} is '{text}', which is no local rank: unset it or set it to 0, 1, ..."
+                f"{variable} is '{text}', which is not a local rank: unset it or set it to 0, 1, ..."
             )
         return int(text)
     return None

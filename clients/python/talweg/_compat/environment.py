@@ -140,7 +140,7 @@ class Table:
         """Logs misspelt variables and those without effect, each once per process."""
         for name, near in self.misspelt(environment):
             hint = f": did you mean {near}?" if near else f" of {self.system}"
-            self._say(log, logging.WARNING, name, f"{name} is no variable that is known{hint}")
+            self._say(log, logging.WARNING, name, f"{name} is not a known variable{hint}")
         for variable in self.by_name.values():
             value = environment.get(variable.name)
             if variable.effect is Effect.NONE and value:

@@ -94,7 +94,9 @@ class _Exports:
         self._release_freed()
         buffer_id = self._driver.buffer_id(place.address)
         if buffer_id is None:
-            self._refuse(place.gpu, "unknown", f"it is no allocation of its own; {_UNSHAREABLE}")
+            self._refuse(
+                place.gpu, "unknown", f"it is not an allocation of its own; {_UNSHAREABLE}"
+            )
             return None
         base, nbytes = self._driver.allocation(place.address)
         if base in self._allocations:

@@ -190,7 +190,7 @@ def _load() -> ctypes.CDLL:
         function = getattr(library, name, None)
         if function is None:
             raise errors.VersionMismatch(
-                f"{path} has no {name}: it is no libtalweg.so, or older than this package; install "
+                f"{path} has no {name}: it is not a libtalweg.so, or older than this package; install "
                 "the same version of both, or unset TALWEG_LIBRARY"
             )
         function.restype = result

@@ -47,7 +47,7 @@ def read_message(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):  # RecursionError: brackets are nested too deep.
         message = None
     if not isinstance(message, dict):
-        raise Refused("what it says is no line of this protocol")
+        raise Refused("what it sends is not a line of this protocol")
     return message
 
 

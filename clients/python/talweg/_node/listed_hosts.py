@@ -49,7 +49,7 @@ def parse_hosts(text: str, slots_default: int = 1) -> list[Host]:
         host = _host(part.strip(), slots_default)
         if host is None:
             raise InvalidArgument(
-                f"hosts: {_shown(part)} is no host: write host:slots, as in a:2,b:4"
+                f"hosts: {_shown(part)} is not a host: write host:slots, as in a:2,b:4"
             )
         found.append(host)
     return found
@@ -68,7 +68,7 @@ def parse_lines(text: str, source: str, slots_default: int = 1) -> list[Host]:
             host = Host(host.name, int(told[1])) if told and ":" not in words[0] else None
         if host is None or len(words) > 2:
             raise InvalidArgument(
-                f"{source}: {_shown(line)} is no host: write `host`, `host:slots` or `host slots=n`"
+                f"{source}: {_shown(line)} is not a host: write `host`, `host:slots` or `host slots=n`"
             )
         if host.name in found:
             raise InvalidArgument(f"{source}: host {host.name} is there twice: name it once")

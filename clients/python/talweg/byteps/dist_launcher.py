@@ -53,7 +53,7 @@ def _places(path: str) -> list[_Place]:
         host, _, port = text.partition(":")
         # ssh would take a host that begins with a dash as an option.
         if not re.fullmatch(r"[\w.][\w.-]*", host) or not re.fullmatch("[0-9]{0,5}", port):
-            raise InvalidArgument(f"{path}: '{text}' is no host: write `host` or `host:sshport`")
+            raise InvalidArgument(f"{path}: '{text}' is not a host: write `host` or `host:sshport`")
         found.append(_Place(host, int(port or 22)))
     if not found:
         raise InvalidArgument(f"{path} names no host: write one a line")

@@ -160,7 +160,7 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
         raise TalwegError("a worker needs a command: bpslaunch python train.py")
     if arguments[0].startswith("-"):
         raise TalwegError(
-            f"'{arguments[0]}' is no command, and bpslaunch has no options: variables say all "
+            f"'{arguments[0]}' is not a command, and bpslaunch has no options: variables say all "
             "(docs/byteps.md), as in DMLC_NUM_WORKER=2 bpslaunch python train.py"
         )
     local_size = rank_count(environment)

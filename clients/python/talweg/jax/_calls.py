@@ -43,7 +43,7 @@ def _as_array(leaf: Any, operation: str) -> Any:
         return jnp.asarray(leaf)
     except TypeError as error:
         raise InvalidArgument(
-            f"{operation}: {type(leaf).__name__} is no array: {error}; pass arrays, or a tree of them"
+            f"{operation}: {type(leaf).__name__} is not an array: {error}; pass arrays, or a tree of them"
         ) from None
 
 
@@ -201,7 +201,7 @@ def synchronize(handles: Any) -> Any:
     for group in groups:
         if not isinstance(group, Started):
             raise InvalidArgument(
-                f"synchronize: {type(group).__name__} is no handle of push_pull_async()"
+                f"synchronize: {type(group).__name__} is not a handle of push_pull_async()"
             )
     if is_traced([ticket for group in groups for ticket in group.tickets]):
         collected = collect(groups)

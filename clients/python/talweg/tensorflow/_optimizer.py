@@ -343,7 +343,7 @@ def _methods_for(optimizer: Any) -> type:
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _V1Methods
     raise InvalidArgument(
-        f"{type(optimizer).__name__} is no optimizer of Keras 3, of tf-keras or of "
+        f"{type(optimizer).__name__} is not an optimizer of Keras 3, of tf-keras or of "
         "tf.compat.v1.train: pass one of these"
     )
 

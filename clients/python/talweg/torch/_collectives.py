@@ -54,7 +54,9 @@ class TorchTensors:
         if isinstance(dtype, str):
             dtype = getattr(torch, dtype, dtype)
         if not isinstance(dtype, torch.dtype):
-            raise InvalidArgument(f"{dtype!r} is no dtype of torch: pass torch.float32 or the like")
+            raise InvalidArgument(
+                f"{dtype!r} is not a dtype of torch: pass torch.float32 or the like"
+            )
         return _name(dtype)
 
     def wire_dtype(self, tensor: Any) -> DType:

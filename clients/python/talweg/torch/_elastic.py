@@ -32,7 +32,9 @@ def _kind_of(state_dict: dict[str, Any], key: str) -> str:
         return "is not there"
     value = state_dict[key]
     # A module's extra state may be any object.
-    return f"has shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "is no tensor"
+    return (
+        f"has shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "is not a tensor"
+    )
 
 
 class _Pickler(pickle.Pickler):

@@ -49,7 +49,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 def _numbers(version: str) -> tuple[int, ...]:
     found = re.match(r"\d+(\.\d+)*", version)
     if found is None:
-        raise ValueError(f"{version!r} is no version: pass one as '2.6.0'")
+        raise ValueError(f"{version!r} is not a version: pass one as '2.6.0'")
     numbers = [int(each) for each in found.group().split(".")]
     while len(numbers) > 1 and numbers[-1] == 0:  # 2.6.0 equals 2.6.
         numbers.pop()

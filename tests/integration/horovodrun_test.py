@@ -366,7 +366,7 @@ class HorovodrunTest(unittest.TestCase):
                 ("controller: ucx", "controller is 'ucx'"),
                 ("params: 3", "params is 3; it must be a section"),
                 ("- 3", "must have sections"),
-                ("a: [", "is no YAML"),
+                ("a: [", "is not YAML"),
                 ("params: {cache_capacity: -1}", "CACHE_CAPACITY is '-1'"),
             ):
                 with self.assertRaisesRegex(ValueError, refusal):

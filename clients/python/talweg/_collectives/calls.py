@@ -404,7 +404,8 @@ class Collectives(Reductions):
         src, dst = (client.rank, peer) if operation == "send" else (peer, client.rank)
         if peer == client.rank or not 0 <= peer < client.size:
             raise InvalidArgument(
-                f"{operation}: rank {peer} is {'this one' if peer == client.rank else 'none'}; "
+                f"{operation}: rank {peer} "
+                f"{'is this one' if peer == client.rank else 'does not exist'}; "
                 f"give another of the job's {client.size} ranks"
             )
         group = Group(client, ProcessSet([src, dst]), operation)

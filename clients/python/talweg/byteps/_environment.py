@@ -202,7 +202,7 @@ _DATA = [
         number(0, _MANY),
         "0",
         "Slices in flight to a server (credit_bytes is so many slices, 64 KiB to 64 GiB); 0: 8 MiB. "
-        "Priorities count always.",
+        "Priorities always count.",
     ),
     _none("BYTEPS_OMP_THREAD_PER_GPU", number(1, 1024), "4", "Sums are vectorised, on one thread."),
     Variable(
@@ -245,7 +245,7 @@ _SERVER = [
         SWITCH,
         "0",
         "1: results that wait for a worker's connection leave by their tensor's priority "
-        "(results_by_priority). What workers send leaves by priority always.",
+        "(results_by_priority). What workers send always leaves by priority.",
     ),
     _none(
         "BYTEPS_SERVER_ENGINE_BLOCKING", SWITCH, "0", "An aggregator has no queue of operations."
@@ -255,9 +255,9 @@ _SERVER = [
         "BYTEPS_SERVER_DEBUG_KEY",
         number(0, _MANY),
         "0",
-        "Tensors have names, no keys: `talweg status` shows the open ones.",
+        "Tensors have names and no keys: `talweg status` shows the open ones.",
     ),
-    _none("PS_KEY_LOG", SWITCH, "0", "Tensors have names, no keys."),
+    _none("PS_KEY_LOG", SWITCH, "0", "Tensors have names and no keys."),
     _none("MXNET_OMP_MAX_THREADS", number(1, 1024), "4", "A lane sums on one thread."),
 ]
 
@@ -298,7 +298,10 @@ _DEBUG = [
         "The first round of each tensor that is traced.",
     ),
     _honoured(
-        "BYTEPS_TRACE_END_STEP", number(2, _MANY), "20", "The last one; larger than the first."
+        "BYTEPS_TRACE_END_STEP",
+        number(2, _MANY),
+        "20",
+        "The last round that is traced; larger than the first.",
     ),
     _honoured("BYTEPS_TRACE_DIR", ANY, ".", "Where the traces go."),
     _honoured("BYTEPS_TELEMETRY_ON", SWITCH, "1", "0: get_pushpull_speed() has no samples."),

@@ -398,6 +398,8 @@ def options_of(kind: Any, given: Any) -> Any:
     options = kind()
     if given is not None:
         if isinstance(given, int) or not hasattr(options, "reduceOp"):
-            raise InvalidArgument(f"{given!r} are no {kind.__name__}: call torch.distributed's own")
+            raise InvalidArgument(
+                f"{given!r} are not {kind.__name__}: call torch.distributed's own"
+            )
         options.reduceOp = given
     return options

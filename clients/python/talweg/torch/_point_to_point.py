@@ -96,9 +96,9 @@ class PointToPoint:
     def _require_other(self, peer: int, operation: str) -> None:
         if peer == self._place or not 0 <= peer < len(self._ranks):
             raise InvalidArgument(
-                f"{operation}: rank {peer} of the group is "
-                f"{'this one' if peer == self._place else 'none'}; name another of its "
-                f"{len(self._ranks)} ranks"
+                f"{operation}: rank {peer} of the group "
+                f"{'is this one' if peer == self._place else 'does not exist'}; name another of "
+                f"its {len(self._ranks)} ranks"
             )
 
     def _channels(self, source: int, target: int) -> tuple[CallChannel, CallChannel]:

@@ -106,7 +106,7 @@ def read_config(path: str) -> Mapping[str, Any]:
             f"--config-file={path}: {error}; give a file of sections in YAML"
         ) from None
     except yaml.YAMLError as error:
-        raise InvalidArgument(f"--config-file={path} is no YAML: {error}") from None
+        raise InvalidArgument(f"--config-file={path} is not YAML: {error}") from None
     if not isinstance(config, Mapping):
         raise InvalidArgument(f"--config-file={path} must have sections")
     return config

@@ -58,7 +58,7 @@ class RunGoesOnTest(unittest.TestCase):
                 self.assertIn("killed by signal 9", done.stderr)
 
     def test_a_loss_is_told_once(self) -> None:
-        """A program without a State hears of a loss at the end of its first step as of any other."""
+        """A program without a State hears of a loss in its first step, as in any other."""
         for step in (0, 2):
             with self.subTest(step=step):
                 options = ["--loss-policy=continue"]

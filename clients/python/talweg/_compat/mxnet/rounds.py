@@ -106,7 +106,8 @@ def current() -> Rounds:
 def check(tensor: Any, operation: str) -> DType:
     """Returns the tensor's dtype.
 
-    Raises WrongType if it is no NDArray, InvalidArgument if it is not dense, and MXNetError if its dtype has no rounds.
+    Raises WrongType if it is no NDArray, InvalidArgument if it is not dense, and MXNetError if its
+    dtype has no rounds.
     """
     if not isinstance(tensor, mx.nd.NDArray):
         raise WrongType(f"{operation}: expected an mxnet.nd.NDArray, got {type(tensor).__name__}")

@@ -301,7 +301,8 @@ std::vector<Option<AgentConfig>> AgentOptions() {
               "How many rounds of each tensor are traced."),
       Make<C>("trace_bytes_max", &C::trace_bytes_max, Bytes{64 * kKiB, 16 * kGiB, true},
               "How much memory a timeline may take that AdminService's SetTrace switches on. 0: "
-              "nobody may switch it on. Without TLS anybody who reaches admin_listen may."),
+              "nobody may switch it on. The caller must show the job secret (secret_file), if the "
+              "agent has one, and with TLS an operator's certificate."),
       Make<C>(
           "gpu", &C::gpu, Choice{{"auto", "off"}},
           "Whether tensors are taken from the memory of this node's GPUs, where there are any."),

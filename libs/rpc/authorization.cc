@@ -4,6 +4,8 @@
 #include <array>
 #include <string>
 
+#include "libs/rpc/secret.h"
+
 namespace talweg::rpc {
 namespace {
 
@@ -12,10 +14,12 @@ constexpr Callers kAggregators = {Role::kAggregator};
 constexpr Callers kReaders = {Role::kViewer, Role::kOperator};
 constexpr Callers kOperators = {Role::kOperator};
 
+constexpr bool kAsksJobSecret = true;
+
 constexpr std::array kRules = {
     // A node's calls. MayActAs checks which job it may join; the session secret identifies the
     // process.
-    Rule{"/talweg.scheduler.v1.MembershipService/Join", kNodes},
+    Rule{"/talweg.scheduler.v1.MembershipService/Join", kNodes, kAsksJobSecret},
     Rule{"/talweg.scheduler.v1.MembershipService/RenewLease", kNodes},
     Rule{"/talweg.scheduler.v1.MembershipService/Leave", kNodes},
     Rule{"/talweg.scheduler.v1.MembershipService/ReportLost", kNodes},
@@ -23,7 +27,7 @@ constexpr std::array kRules = {
     Rule{"/talweg.scheduler.v1.MembershipService/WatchViews", kNodes},
 
     // An aggregator's calls, with the same checks.
-    Rule{"/talweg.scheduler.v1.PoolService/RegisterAggregator", kAggregators},
+    Rule{"/talweg.scheduler.v1.PoolService/RegisterAggregator", kAggregators, kAsksJobSecret},
     Rule{"/talweg.scheduler.v1.PoolService/RenewAggregator", kAggregators},
     Rule{"/talweg.scheduler.v1.PoolService/DeregisterAggregator", kAggregators},
     Rule{"/talweg.scheduler.v1.PoolService/WatchJobs", kAggregators},
@@ -33,11 +37,11 @@ constexpr std::array kRules = {
     Rule{"/talweg.scheduler.v1.AdminService/GetJob", kReaders},
     Rule{"/talweg.scheduler.v1.AdminService/ListAggregators", kReaders},
     Rule{"/talweg.scheduler.v1.AdminService/GetScheduler", kReaders},
-    Rule{"/talweg.scheduler.v1.AdminService/LowerBeginMembers", kOperators},
+    Rule{"/talweg.scheduler.v1.AdminService/LowerBeginMembers", kOperators, kAsksJobSecret},
     Rule{"/talweg.aggregator.v1.AdminService/GetStatus", kReaders},
     Rule{"/talweg.agent.v1.AdminService/GetStatus", kReaders},
     Rule{"/talweg.agent.v1.AdminService/GetTrace", kReaders},
-    Rule{"/talweg.agent.v1.AdminService/SetTrace", kOperators},
+    Rule{"/talweg.agent.v1.AdminService/SetTrace", kOperators, kAsksJobSecret},
     Rule{"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kReaders},
 
     // Probes have no identity. They learn only that the daemon serves.
@@ -85,6 +89,19 @@ absl::Status MayCall(std::string_view method, const std::optional<Identity>& cal
   }
   if (rule->callers.Has(caller->role)) return absl::OkStatus();
   return absl::PermissionDeniedError(needed + ", and the caller is " + Describe(*caller));
+}
+
+absl::Status CheckJobSecret(const JobCall& call, const std::optional<membership::SecretHash>& own,
+                            std::string_view shown) {
+  const Rule* rule = FindRule(call.method);
+  if (rule != nullptr && !rule->asks_job_secret) return absl::OkStatus();
+  if (!own || membership::SameSecret(*own, HashOf(shown))) return absl::OkStatus();
+  const std::string daemon(call.daemon);
+  return absl::PermissionDeniedError(
+      "the " + daemon + " refuses " + std::string(call.caller) + ", which shows " +
+      (shown.empty() ? "no job secret" : "another job secret than its own") +
+      "; give it a copy of the " + daemon +
+      "'s secret file (option secret_file, TALWEG_SECRET_FILE, or ~/.config/talweg/secret)");
 }
 
 absl::Status MayActAs(const Identity& wanted, const std::optional<Identity>& caller) {

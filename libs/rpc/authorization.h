@@ -9,10 +9,11 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "libs/membership/records.h"
 #include "libs/rpc/identity.h"
 
-// Which roles may make which call, on ports with TLS, where callers have identities.
-// docs/security.md has the same table.
+// Which roles may make which call, on ports with TLS, where callers have identities; and which
+// calls ask for the job secret, with TLS or without. docs/security.md has the same table.
 namespace talweg::rpc {
 
 // A set of roles, or everybody, including callers without an identity.
@@ -40,6 +41,15 @@ class Callers {
 struct Rule {
   std::string_view method;  // As gRPC names it: "/talweg.agent.v1.AdminService/GetStatus".
   Callers callers;
+  bool asks_job_secret =
+      false;  // Its request has a field `job_secret`, which CheckJobSecret reads.
+};
+
+// A call that shows a job secret, or should.
+struct JobCall {
+  std::string_view method;
+  std::string_view daemon;  // For the error: "agent".
+  std::string_view caller;  // For the error: "a launcher".
 };
 
 // One row for each call of every daemon. A call without a row is refused.
@@ -51,6 +61,11 @@ const Rule* FindRule(std::string_view method);
 // Returns OK, UNAUTHENTICATED (the call needs an identity) or PERMISSION_DENIED; the text names the
 // call, the caller and the roles that may make it.
 absl::Status MayCall(std::string_view method, const std::optional<Identity>& caller);
+
+// Returns OK if the call's rule asks for no job secret, if the daemon has none (`own`), or if
+// `shown` is it; else PERMISSION_DENIED. A call without a rule asks for it.
+absl::Status CheckJobSecret(const JobCall& call, const std::optional<membership::SecretHash>& own,
+                            std::string_view shown);
 
 // Returns whether `caller` may act as the identity that a request names: an agent for its own job,
 // an aggregator under its own name. OK if `caller` is nullopt: the connection has no identity to

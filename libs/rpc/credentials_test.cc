@@ -2,6 +2,7 @@
 #include "libs/rpc/credentials.h"
 
 #include <fcntl.h>
+#include <google/protobuf/descriptor.h>
 #include <openssl/core_names.h>
 #include <openssl/ec.h>
 #include <openssl/ecdsa.h>
@@ -162,6 +163,21 @@ TEST_CASE("Authorization: a call without a row is refused, whoever makes it", "[
   }
   std::set<std::string_view> methods;
   for (const Rule& rule : Rules()) CHECK(methods.insert(rule.method).second);
+}
+
+TEST_CASE("Authorization: a call asks for the job secret if its request has a place for it",
+          "[credentials]") {
+  const auto* pool = google::protobuf::DescriptorPool::generated_pool();
+  for (const Rule& rule : Rules()) {
+    if (!rule.method.starts_with("/talweg.")) continue;
+    std::string name(rule.method.substr(1));
+    name[name.find('/')] = '.';
+    INFO(name);
+    const auto* method = pool->FindMethodByName(name);
+    REQUIRE(method != nullptr);
+    const bool has_place = method->input_type()->FindFieldByName("job_secret") != nullptr;
+    CHECK(rule.asks_job_secret == has_place);
+  }
 }
 
 TEST_CASE("Authorization: the error names the call, the caller and who may make it",

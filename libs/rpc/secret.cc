@@ -22,4 +22,9 @@ membership::SecretHash HashOf(std::string_view secret) {
   return hash;
 }
 
+std::optional<membership::SecretHash> HashOfSecret(std::string_view secret) {
+  if (secret.empty()) return std::nullopt;
+  return HashOf(secret);
+}
+
 }  // namespace talweg::rpc

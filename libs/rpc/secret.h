@@ -3,6 +3,7 @@
 #define TALWEG_LIBS_RPC_SECRET_H_
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,9 @@ std::string NewSecret();
 
 // SHA-256. Hashes are compared by membership::SameSecret.
 membership::SecretHash HashOf(std::string_view secret);
+
+// The same; nullopt if there is no secret ("").
+std::optional<membership::SecretHash> HashOfSecret(std::string_view secret);
 
 }  // namespace talweg::rpc
 

@@ -12,6 +12,7 @@
 #include "libs/base/check.h"
 #include "libs/config/ready.h"
 #include "libs/rpc/call_gate.h"
+#include "libs/rpc/secret.h"
 #include "libs/runtime/clock.h"
 #include "libs/runtime/host_id.h"
 #include "libs/runtime/memory_limit.h"
@@ -40,6 +41,7 @@ constexpr int64_t kWatchGpuNs = 300'000;
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       config_(options_.config),
+      job_secret_(rpc::HashOfSecret(options_.job_secret)),
       started_unix_ns_(runtime::UnixNowNs()),
       host_id_(runtime::HostId()),
       node_name_(config_.name.empty() ? runtime::HostName() : config_.name) {}

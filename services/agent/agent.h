@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 
 #include "libs/config/config.h"
+#include "libs/membership/records.h"
 #include "libs/rpc/admin_service.h"
 #include "libs/rpc/scheduler_client.h"
 #include "libs/rpc/server.h"
@@ -33,7 +35,8 @@ struct AgentOptions {
   config::AgentConfig config;
   std::string socket_path;
   Incarnation incarnation;
-  std::string job_secret;                                    // Shown to the scheduler.
+  // Shown to the scheduler, and asked of whoever changes something here. Empty: none.
+  std::string job_secret;
   std::shared_ptr<const rpc::Credentials> credentials = {};  // Null: no TLS.
   // For tests: makes the transport. Null: libfabric and this host's shared memory, as configured.
   std::function<absl::StatusOr<std::unique_ptr<transport::Transport>>(const runtime::Clock*)>
@@ -127,6 +130,7 @@ class Agent final : private runtime::Poller, private GpuEvents {
 
   AgentOptions options_;
   const config::AgentConfig& config_;
+  const std::optional<membership::SecretHash> job_secret_;
   runtime::MonotonicClock clock_;
   const int64_t started_unix_ns_;
   std::string host_id_;

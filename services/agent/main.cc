@@ -37,11 +37,9 @@ int Main(int argc, char** argv) {
   // First: threads that were started before would still take the signals.
   auto signals = runtime::ShutdownSignal::Create();
   if (!signals.ok()) return Fail(signals.status());
-  if (!config.standalone) {
-    absl::StatusOr<std::string> secret = config::LoadSecret(config, config::ProcessEnvironment());
-    if (!secret.ok()) return Fail(secret.status());
-    options.job_secret = *std::move(secret);
-  }
+  absl::StatusOr<std::string> secret = config::LoadSecret(config, config::ProcessEnvironment());
+  if (!secret.ok()) return Fail(secret.status());
+  options.job_secret = *std::move(secret);
   auto credentials = credentials::LoadCredentials(config, rpc::Role::kNode);
   if (!credentials.ok()) return Fail(credentials.status());
   options.credentials = *std::move(credentials);

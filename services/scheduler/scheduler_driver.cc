@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "libs/rpc/authorization.h"
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/secret.h"
 #include "libs/runtime/clock.h"
@@ -25,6 +26,11 @@ using membership::Effect;
 using membership::SchedulerCore;
 using rpc::FromProto;
 using rpc::ToProto;
+
+// The calls that ask for the job secret, as libs/rpc/authorization.cc names them.
+constexpr std::string_view kJoin = "/talweg.scheduler.v1.MembershipService/Join";
+constexpr std::string_view kRegister = "/talweg.scheduler.v1.PoolService/RegisterAggregator";
+constexpr std::string_view kLower = "/talweg.scheduler.v1.AdminService/LowerBeginMembers";
 
 absl::StatusCode CodeOf(Code code) {
   switch (code) {
@@ -208,25 +214,23 @@ absl::Status SchedulerDriver::CheckVersion(const v1::ProtocolVersion& theirs,
 }
 
 void SchedulerDriver::SetJobSecret(const std::string& secret) {
-  if (!secret.empty()) job_secret_ = rpc::HashOf(secret);
+  job_secret_ = rpc::HashOfSecret(secret);
 }
 
-absl::Status SchedulerDriver::CheckJobSecret(const std::string& shown, const std::string& who) {
-  if (job_secret_ && !membership::SameSecret(*job_secret_, rpc::HashOf(shown))) {
-    refusals_.Write(clock_->NowNs(), telemetry::LogLevel::kWarning, "refused: ", who, " shows ",
-                    shown.empty() ? "no" : "another", " job secret");
-    return ToStatus({Code::kUnproven,
-                     "the scheduler refuses " + who + ", which shows " +
-                         (shown.empty() ? "no job secret" : "another job secret than its own") +
-                         "; give it a copy of the scheduler's secret file (option secret_file, "
-                         "TALWEG_SECRET_FILE, or ~/.config/talweg/secret)"});
-  }
-  return absl::OkStatus();
+absl::Status SchedulerDriver::CheckJobSecret(std::string_view method, const std::string& shown,
+                                             const std::string& who) {
+  const absl::Status checked = rpc::CheckJobSecret(
+      {.method = method, .daemon = "scheduler", .caller = who}, job_secret_, shown);
+  if (checked.ok()) return checked;
+  refusals_.Write(clock_->NowNs(), telemetry::LogLevel::kWarning, "refused: ", who, " shows ",
+                  shown.empty() ? "no" : "another", " job secret");
+  return ToStatus({Code::kUnproven, std::string(checked.message())});
 }
 
 template <typename Request>
-absl::Status SchedulerDriver::CheckSecrets(const Request& request, const std::string& who) {
-  TALWEG_RETURN_IF_ERROR(CheckJobSecret(request.job_secret(), who));
+absl::Status SchedulerDriver::CheckSecrets(std::string_view method, const Request& request,
+                                           const std::string& who) {
+  TALWEG_RETURN_IF_ERROR(CheckJobSecret(method, request.job_secret(), who));
   const std::string& session = request.session_secret();
   if (session.size() == rpc::kSecretBytes) return absl::OkStatus();
   return ToStatus({Code::kInvalid, "session_secret of " + who + " has " +
@@ -251,7 +255,7 @@ google::protobuf::Duration SchedulerDriver::Lease() const {
 absl::Status SchedulerDriver::Join(const v1::JoinRequest& request, v1::JoinResponse* response) {
   const std::string who = "the agent of node " + std::to_string(request.id().node_rank());
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
-  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(kJoin, request, who));
   TALWEG_RETURN_IF_ERROR(CheckDataSecurity(request.data_security(), who));
   const absl::StatusOr<membership::JobSpec> spec = FromProto(request.spec());
   if (!spec.ok()) return ToStatus({Code::kInvalid, std::string(spec.status().message())});
@@ -361,7 +365,7 @@ absl::Status SchedulerDriver::RegisterAggregator(const v1::RegisterAggregatorReq
                                                  v1::RegisterAggregatorResponse* response) {
   const std::string who = "aggregator " + request.aggregator().name();
   TALWEG_RETURN_IF_ERROR(CheckVersion(request.version(), who));
-  TALWEG_RETURN_IF_ERROR(CheckSecrets(request, who));
+  TALWEG_RETURN_IF_ERROR(CheckSecrets(kRegister, request, who));
   TALWEG_RETURN_IF_ERROR(
       CheckDataSecurity(transport::SecurityOf(request.aggregator().data_address()), who));
   Answer answer;
@@ -478,7 +482,7 @@ absl::Status SchedulerDriver::ListAggregators(const v1::ListAggregatorsRequest&,
 
 absl::Status SchedulerDriver::LowerBeginMembers(const v1::LowerBeginMembersRequest& request,
                                                 v1::LowerBeginMembersResponse* response) {
-  TALWEG_RETURN_IF_ERROR(CheckJobSecret(request.job_secret(), "a launcher"));
+  TALWEG_RETURN_IF_ERROR(CheckJobSecret(kLower, request.job_secret(), "a launcher"));
   if (request.begin_members() == 0) {
     return ToStatus({Code::kInvalid, "begin_members is 0; say with how many the job may begin"});
   }

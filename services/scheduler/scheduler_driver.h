@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -109,10 +110,12 @@ class SchedulerDriver {
   void Tell(const membership::TellAggregator& tell);
   void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
-  absl::Status CheckJobSecret(const std::string& shown, const std::string& who);
+  absl::Status CheckJobSecret(std::string_view method, const std::string& shown,
+                              const std::string& who);
   // Returns OK if the secrets in `request` are right, else an error that names `who`.
   template <typename Request>
-  absl::Status CheckSecrets(const Request& request, const std::string& who);
+  absl::Status CheckSecrets(std::string_view method, const Request& request,
+                            const std::string& who);
   // `shown`: the data_security of `who`. "": it has named none.
   absl::Status CheckDataSecurity(const std::string& shown, const std::string& who);
   absl::Status CheckVersion(const v1::ProtocolVersion& theirs, const std::string& who);

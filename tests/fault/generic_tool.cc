@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does what grpcurl does, for tests. It lists the services of the gRPC server at an address,
 // describes every method and calls it with an empty request. It knows only what the server tells of
-// itself. With TLS, a reader's certificate lists the services, and the caller's calls them.
+// itself. With TLS, a reader's certificate or token lists the services, and the caller's calls
+// them.
 //
 //   service talweg.scheduler.v1.AdminService
 //   called talweg.scheduler.v1.AdminService/ListJobs: OK {"jobs":[]}
@@ -12,6 +13,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -190,9 +192,12 @@ void CallEmpty(grpc::GenericStub& stub, const google::protobuf::MethodDescriptor
               status.ok() ? said.c_str() : status.error_message().c_str());
 }
 
-// Returns null if there is no directory.
-std::shared_ptr<const rpc::Credentials> CredentialsOf(const std::string& directory) {
-  const auto loaded = rpc::Credentials::Load({.tls_directory = directory});
+// `who` is "TLS_DIR" or "TLS_DIR,TOKEN_FILE". Returns null if there is no directory.
+std::shared_ptr<const rpc::Credentials> CredentialsOf(const std::string& who) {
+  const size_t comma = std::min(who.find(','), who.size());
+  const auto loaded =
+      rpc::Credentials::Load({.tls_directory = who.substr(0, comma),
+                              .token_file = who.substr(std::min(comma + 1, who.size()))});
   if (!loaded.ok()) {
     std::fprintf(stderr, "generic_tool: %s\n", loaded.status().ToString().c_str());
     std::exit(2);
@@ -201,9 +206,9 @@ std::shared_ptr<const rpc::Credentials> CredentialsOf(const std::string& directo
 }
 
 int Main(const std::string& address, const std::string& caller, const std::string& reader) {
-  const auto connect = [&](const std::string& directory) {
-    return grpc::CreateChannel(
-        address, rpc::CredentialsAccess::Channel(CredentialsOf(directory), address, {}));
+  const auto connect = [&](const std::string& who) {
+    return grpc::CreateChannel(address,
+                               rpc::CredentialsAccess::Channel(CredentialsOf(who), address, {}));
   };
   grpc::GenericStub stub(connect(caller));
   grpc::GenericStub reading(connect(reader));
@@ -227,7 +232,8 @@ int Main(const std::string& address, const std::string& caller, const std::strin
 
 int main(int argc, char** argv) {
   if (argc != 2 && argc != 4) {
-    std::fprintf(stderr, "usage: generic_tool ADDRESS [CALLERS_TLS_DIR READERS_TLS_DIR]\n");
+    std::fprintf(stderr,
+                 "usage: generic_tool ADDRESS [CALLER READER], each TLS_DIR[,TOKEN_FILE]\n");
     return 2;
   }
   return talweg::Main(argv[1], argc == 4 ? argv[2] : "", argc == 4 ? argv[3] : "");

@@ -9,6 +9,7 @@
 //   stranger ADDRESS renew JOB NODE INCARNATION      renews, and holds the highest epoch
 //   stranger ADDRESS lost JOB NODE INCARNATION       reports that its rank has died
 //   stranger ADDRESS deregister INCARNATION          deregisters that aggregator for good
+//   stranger AGENTS_ADDRESS trace                    switches the agent's timeline on
 //
 // INCARNATION has hexadecimal digits. 0 means the one that AdminService shows.
 #include <grpcpp/grpcpp.h>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "libs/rpc/conversion.h"
+#include "proto/talweg/agent/v1/agent.grpc.pb.h"
 #include "proto/talweg/scheduler/v1/admin.grpc.pb.h"
 #include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
 #include "proto/talweg/scheduler/v1/pool.grpc.pb.h"
@@ -129,7 +131,16 @@ class Stranger {
         response);
   }
 
+  void Trace() {
+    agent::v1::SetTraceRequest request;
+    request.set_enabled(true);
+    agent::v1::SetTraceResponse response;
+    const auto agent = AgentAdmin::NewStub(channel_);
+    Say("SetTrace", Call(*agent, &AgentAdmin::Stub::SetTrace, request, &response), response);
+  }
+
  private:
+  using AgentAdmin = agent::v1::AdminService;
   using Admin = v1::AdminService::Stub;
   using Members = v1::MembershipService::Stub;
   using Pool = v1::PoolService::Stub;
@@ -176,6 +187,8 @@ int Main(const std::vector<std::string>& words) {
     stranger.Lost(job, node, incarnation);
   } else if (what == "deregister") {
     stranger.Deregister(incarnation);
+  } else if (what == "trace") {
+    stranger.Trace();
   } else {
     return 2;
   }

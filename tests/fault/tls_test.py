@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job
@@ -42,6 +43,11 @@ _MAY_CALL = {
     "grpc.health.v1.Health/Check": {*_ROLES, _NOBODY},
     "grpc.health.v1.Health/Watch": {*_ROLES, _NOBODY},
 }
+# These calls ask for the job secret, and look at it before anything else of the request.
+_ASKS_SECRET = {
+    f"{_SCHEDULER}.AdminService/LowerBeginMembers",
+    "talweg.agent.v1.AdminService/SetTrace",
+}
 _DENIED = {
     "PERMISSION_DENIED": re.compile(r" is for .*, and the caller is "),
     "UNAUTHENTICATED": re.compile(r" is for .*, and the caller has shown no identity: give "),
@@ -61,15 +67,17 @@ class TlsTest(unittest.TestCase):
             timeout=DEADLINE_S,
         )
 
-    def _job(self, cluster: Cluster) -> tuple[Job, Path]:
+    def _job(
+        self, cluster: Cluster, options: Sequence[str] = ("--secret_file=none",)
+    ) -> tuple[Job, Path]:
         pki = cluster.directory / "pki"
         self._make_certificates(pki, *_ROLES, "node:other", "aggregator:b0")
         cluster.tool_options = [f"--tls-dir={pki}/viewer"]
         job = Job(
             cluster,
-            scheduler_options=["--secret_file=none", f"--tls_dir={pki}/scheduler"],
-            aggregator_options=[f"--tls_dir={pki}/aggregator-a0", "--nolocal_transport"],
-            agent_options=[f"--tls_dir={pki}/node-default", "--nolocal_transport"],
+            scheduler_options=[*options, f"--tls_dir={pki}/scheduler"],
+            aggregator_options=[*options, f"--tls_dir={pki}/aggregator-a0", "--nolocal_transport"],
+            agent_options=[*options, f"--tls_dir={pki}/node-default", "--nolocal_transport"],
         )
         return job, pki
 
@@ -144,47 +152,67 @@ class TlsTest(unittest.TestCase):
                 rank.goes_on()
 
     def test_every_call_of_every_daemon_with_every_role(self) -> None:
+        """A caller shows its role by a certificate or by a bearer token, and never the job secret."""
         with Cluster() as cluster:
-            job, pki = self._job(cluster)
-            (pki / _NOBODY).mkdir()
-            shutil.copy(pki / "viewer" / "ca.crt", pki / _NOBODY)
-            seen = set()
-            for address in (
-                job.scheduler.addresses["listen"],
-                job.aggregators[0].addresses["admin"],
-                job.agents[0].addresses["admin"],
-            ):
-                for role in (*_ROLES, _NOBODY):
-                    done = subprocess.run(
-                        [_GENERIC_TOOL, address, pki / _directory(role), pki / "viewer"],
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                        timeout=DEADLINE_S,
-                    )
-                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                    called = re.findall(r"^called (\S+): (\S+) (.*)$", done.stdout, re.MULTILINE)
-                    self.assertTrue(called)
-                    for method, code, text in called:
-                        with self.subTest(method, role=role):
-                            self.assertIn(method, _MAY_CALL)
-                            denied = code in _DENIED and _DENIED[code].search(text)
-                            self.assertEqual(not denied, role in _MAY_CALL[method], text)
-                        seen.add(method)
-                    # The tool asks reflection as a reader, so this call is made with the role
-                    # itself.
-                    own = pki / _directory(role)
-                    listed = subprocess.run(
-                        [_GENERIC_TOOL, address, own, own],
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                        timeout=DEADLINE_S,
-                    )
-                    self.assertEqual("service " in listed.stdout, role in _READERS, role)
-            self.assertEqual(seen, set(_MAY_CALL))
+            tokens = cluster.directory / "tokens"
+            tokens.touch(mode=0o600)
+            texts = {role: f"{role:*<40}" for role in _ROLES}
+            tokens.write_text("".join(f"{role} token {text}\n" for role, text in texts.items()))
+            secret = cluster.directory / "secret"
+            secret.touch(mode=0o600)
+            secret.write_text("0123456789abcdef" * 4 + "\n")
+            options = [f"--tokens_file={tokens}", f"--secret_file={secret}"]
+            job, pki = self._job(cluster, options)
+            nobody = pki / _NOBODY
+            nobody.mkdir()
+            shutil.copy(pki / "viewer" / "ca.crt", nobody)
+            shows = {f"{role}, certificate": str(pki / _directory(role)) for role in _ROLES}
+            shows[_NOBODY] = str(nobody)
+            for role, text in texts.items():
+                shown = cluster.directory / f"{_directory(role)}.token"
+                shown.write_text(text)
+                shows[f"{role}, token"] = f"{nobody},{shown}"
+            for how, show in shows.items():
+                self._call_everything(job, how, show, pki)
             for rank in job.all_ranks():  # The job is not affected.
                 rank.goes_on()
+
+    def _call_everything(self, job: Job, how: str, show: str, pki: Path) -> None:
+        role = how.partition(",")[0]
+        seen = set()
+        for address in (
+            job.scheduler.addresses["listen"],
+            job.aggregators[0].addresses["admin"],
+            job.agents[0].addresses["admin"],
+        ):
+            for method, code, text in self._called(address, show, str(pki / "viewer")):
+                with self.subTest(method, how=how):
+                    self.assertIn(method, _MAY_CALL)
+                    denied = code in _DENIED and _DENIED[code].search(text)
+                    self.assertEqual(not denied, role in _MAY_CALL[method], text)
+                    asked = "which shows no job secret" in text
+                    self.assertEqual(asked, not denied and method in _ASKS_SECRET, text)
+                seen.add(method)
+            # The tool asks reflection as a reader, so this call is made with the role itself.
+            listed = self._tool(address, show, show)
+            self.assertEqual("service " in listed.stdout, role in _READERS, how)
+        self.assertEqual(seen, set(_MAY_CALL))
+
+    def _called(self, address: str, caller: str, reader: str) -> list[tuple[str, str, str]]:
+        done = self._tool(address, caller, reader)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        called = re.findall(r"^called (\S+): (\S+) (.*)$", done.stdout, re.MULTILINE)
+        self.assertTrue(called)
+        return called
+
+    def _tool(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [_GENERIC_TOOL, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
 
     def test_defective_new_certificates_change_nothing(self) -> None:
         with Cluster() as cluster:
@@ -217,7 +245,26 @@ class TlsTest(unittest.TestCase):
         self.assertIn("will not listen on 0.0.0.0 without TLS", refused.stderr)
         with Cluster() as cluster:
             daemon = cluster.scheduler(["--in_memory", "--listen=0.0.0.0:0", "--insecure"])
-            cluster.wait_for_log(daemon, "insecure: listening on 0.0.0.0:[0-9]+ without TLS")
+            said = "insecure: listening on 0.0.0.0:[0-9]+ without TLS"
+            cluster.wait_for_log(daemon, said)
+            # An aggregator and an agent refuse their admin ports, and say so, in the same way.
+            scheduler_at = f"--scheduler={daemon.addresses['listen']}"
+            alone = ["--standalone", f"--socket_path={cluster.directory}/open.sock"]
+            for service, own in (("aggregator", [scheduler_at, "--name=open"]), ("agent", alone)):
+                line = [*own, "--admin_listen=0.0.0.0:0"]
+                refused = subprocess.run(
+                    [RUNFILES / "services" / service / f"talweg-{service}", *line],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=DEADLINE_S,
+                )
+                self.assertEqual(refused.returncode, 1)
+                self.assertIn("will not listen on 0.0.0.0 without TLS", refused.stderr)
+                self.assertIn("or insecure, or listen on 127.0.0.1", refused.stderr)
+                opened = cluster.start(service, f"open-{service}", [*line, "--insecure"])
+                cluster.wait_for_log(opened, said)
+                opened.kill()
             # `talweg doctor` finds the scheduler, in whichever form its address is given.
             other = cluster.start(
                 "scheduler",

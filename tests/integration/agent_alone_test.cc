@@ -98,6 +98,26 @@ TEST_CASE("Agent: a timeline takes no more memory than the agent's configuration
   CHECK(client.SetTrace(request).ok());
 }
 
+TEST_CASE("Agent: whoever switches a timeline on or off shows the job secret", "[agent]") {
+  const std::string secret(64, 's');
+  const RunningAgent agent(Alone(1), 0, secret);
+  rpc::AgentAdminClient client(agent.admin_address(), kGenerousNs);
+  agent::v1::SetTraceRequest request;
+  request.set_enabled(true);
+  for (const std::string& shown : {std::string(), std::string(64, 't')}) {
+    request.set_job_secret(shown);
+    const absl::Status refused = client.SetTrace(request);
+    CHECK(refused.code() == absl::StatusCode::kPermissionDenied);
+    CHECK_THAT(std::string(refused.message()),
+               Catch::Contains("the agent refuses who asks for a timeline, which shows ") &&
+                   Catch::Contains("a copy of the agent's secret file"));
+    CHECK_FALSE(agent.Status().tracing());
+  }
+  request.set_job_secret(secret);
+  CHECK(client.SetTrace(request).ok());
+  CHECK(agent.Status().tracing());
+}
+
 TEST_CASE("Agent: with trace_bytes_max=0 nobody switches a timeline on", "[agent]") {
   config::AgentConfig config = Alone(1);
   config.trace_bytes_max = 0;

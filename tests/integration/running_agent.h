@@ -24,9 +24,11 @@ namespace talweg::integration {
 // An agent in this process, on a thread of its own. The destructor stops and joins it.
 class RunningAgent {
  public:
-  explicit RunningAgent(const config::AgentConfig& config, uint64_t incarnation = 0) {
+  explicit RunningAgent(const config::AgentConfig& config, uint64_t incarnation = 0,
+                        const std::string& job_secret = "") {
     agent::AgentOptions options;
     options.config = config;
+    options.job_secret = job_secret;
     options.socket_path = directory_.Path("agent.sock");
     options.incarnation = Incarnation{incarnation != 0 ? incarnation
                                                        : static_cast<uint64_t>(getpid()) * 1000 +

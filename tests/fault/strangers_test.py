@@ -35,6 +35,16 @@ _BECOME = (
 _KEPT_KIB_MAX = 48 << 10
 # Prints the command lines and environments of all processes that may be read.
 _LOOK_AROUND = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr -c '[:print:]' '\\n'"
+# Connects to an abstract name, sends a message of that many bytes, and prints what it is told.
+_CONNECT = """
+import socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+    connection.settimeout(60)
+    connection.connect(sys.argv[1].replace("@", "\\0"))
+    if int(sys.argv[2]):
+        connection.send(bytes(int(sys.argv[2])))
+    print("told:", connection.recv(4096)[16:].decode().strip("\\0"))
+"""
 _OK = "code 0 "
 _DENIED = "code 7 "
 _PRECONDITION = "code 9 "
@@ -138,6 +148,37 @@ class StrangersTest(unittest.TestCase):
                     self.assertIn(error.errno, (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN))
         self.assertIsNone(job.aggregators[0].process.poll())
 
+    def test_shared_memory_is_refused_to_another_user(self) -> None:
+        """The socket of an aggregator that has a port has no file, so anybody may connect to it."""
+        with Cluster() as cluster:
+            job = Job(cluster)
+            name = self._local_name(job.aggregators[0])
+            # The stranger is told so before it has said anything.
+            shown = self._as_stranger("python3", "-I", "-c", _CONNECT, name, 0)
+            self.assertRegex(
+                shown, rf"told: process \d+ runs as user {other_user.UID}, this one as"
+            )
+            # root may speak. This is no handshake.
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", _CONNECT, name, "256"],
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            self.assertIn("told: it is no Talweg process", done.stdout, done.stderr)
+            for rank in job.all_ranks():
+                rank.goes_on()
+
+    def _local_name(self, daemon: Daemon) -> str:
+        """Returns the abstract name on which the process listens."""
+        descriptors = Path(f"/proc/{daemon.process.pid}/fd")
+        inodes = {os.readlink(each).strip("socket:[]") for each in descriptors.iterdir()}
+        lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+        (name,) = {line[7] for line in lines if line[6] in inodes and line[7:8] != []}
+        self.assertRegex(name, "^@talweg-[0-9a-f]{16}$")
+        return name
+
     def test_messages_that_never_end_are_not_kept(self) -> None:
         """gRPC keeps the beginning of a message before the service sees the call, up to a limit."""
         with Cluster() as cluster:
@@ -222,6 +263,8 @@ class StrangersTest(unittest.TestCase):
             for name in ("default", "another"):
                 line: list[str | Path] = [self.stranger, address, "join", name, "1"]
                 self._check_refused(self._as_stranger(*line), (_DENIED,))
+            admin = job.agents[0].addresses["admin"]
+            self._check_refused(self._as_stranger(self.stranger, admin, "trace"), (_DENIED,))
             own = self._as_stranger(
                 self.public / "talweg-agent",
                 f"--scheduler={address}",

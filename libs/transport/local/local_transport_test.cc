@@ -2,9 +2,13 @@
 #include "libs/transport/local/local_transport.h"
 
 #include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -75,6 +79,98 @@ TEST_CASE("Local: a ring has one writer, and cannot be cut under its reader", "[
   const auto peers_view = RingMapping::Open(fd);
   REQUIRE(peers_view.ok());
   CHECK(mprotect(peers_view->control(), kRingDataOffset, PROT_READ | PROT_WRITE) == -1);
+}
+
+constexpr uid_t kNobody = 65534;
+
+// A process of the user nobody that does `work`, and ends with 0 if that returns true. It must not
+// be asked for anything where is_there() is false: only root can start one.
+class Nobody {
+ public:
+  template <typename Work>
+  explicit Nobody(const Work& work) {
+    if (geteuid() != 0) return;
+    pid_ = fork();
+    TALWEG_CHECK(pid_ >= 0);
+    if (pid_ > 0) return;
+    const bool is_nobody =
+        setgroups(0, nullptr) == 0 && setgid(kNobody) == 0 && setuid(kNobody) == 0;
+    _exit(is_nobody && work() ? 0 : 1);
+  }
+  ~Nobody() {
+    if (!is_there()) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Nobody(const Nobody&) = delete;
+  Nobody& operator=(const Nobody&) = delete;
+
+  bool is_there() const { return pid_ > 0; }
+  // Returns nullopt while it runs; then whether it has done its work.
+  std::optional<bool> Result() {
+    int status = 0;
+    if (waitpid(pid_, &status, WNOHANG) == 0) return std::nullopt;
+    pid_ = -1;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+TEST_CASE("Local: another user who connects is turned away, and told why", "[transport]") {
+  LocalHarness harness;
+  const auto server = harness.NewTransport();
+  const std::string address = *server->Listen({});
+  Nobody stranger([&] {
+    const Descriptor socket(harness.ConnectRaw(address));
+    pollfd readable{socket.get(), POLLIN, 0};
+    HandshakeMessage said;
+    return poll(&readable, 1, 60'000) == 1 &&
+           recv(socket.get(), &said, sizeof(said), 0) == sizeof(said) && said.refused == 1 &&
+           std::string(said.text, sizeof(said.text)).find("runs as user 65534") !=
+               std::string::npos;
+  });
+  if (!stranger.is_there()) {
+    WARN("skipped: only root starts processes of another user");
+    return;
+  }
+  RecordingSink events;
+  std::optional<bool> is_told;
+  while (!(is_told = stranger.Result())) server->Poll(events, 64);
+  CHECK(*is_told);
+  CHECK(events.accepted.empty());
+}
+
+TEST_CASE("Local: nothing is handed to another user who listens", "[transport]") {
+  LocalHarness harness;
+  std::array<int, 2> pipe_ends{};
+  REQUIRE(pipe(pipe_ends.data()) == 0);
+  const Descriptor from(pipe_ends[0]);
+  Descriptor to(pipe_ends[1]);
+  Nobody stranger([&] {
+    const auto transport = harness.NewTransport();
+    const std::string address = *transport->Listen({});
+    const bool is_said =
+        write(to.get(), address.data(), address.size()) == static_cast<ssize_t>(address.size());
+    pause();
+    return is_said;
+  });
+  if (!stranger.is_there()) {
+    WARN("skipped: only root starts processes of another user");
+    return;
+  }
+  to.Reset();
+  std::array<char, 256> told{};
+  const ssize_t bytes = read(from.get(), told.data(), told.size());
+  REQUIRE(bytes > 0);
+  const std::string address(told.data(), static_cast<size_t>(bytes));
+  const auto client = harness.NewTransport();
+  REQUIRE(client->Connect(address).ok());
+  RecordingSink events;
+  for (int i = 0; i < 1000 && events.disconnected.empty(); ++i) client->Poll(events, 64);
+  REQUIRE(events.disconnected.size() == 1);
+  CHECK(events.disconnected[0].second.find("runs as user 65534") != std::string::npos);
 }
 
 TEST_CASE("Local: a ring is refused if its peer could cut it", "[transport]") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A member of a job of its own that abuses the only aggregator of its view, over Talweg's own TCP,
-// until it is killed. It serves tests and benchmarks.
+// A member of a job of its own that abuses the only aggregator of its view until it is killed, over
+// the aggregator's transport: libfabric's tcp or Talweg's own TCP. It serves tests and benchmarks.
 //
 //   rude_member SCHEDULER none|keyed|tls JOB MANNER
 //
@@ -28,7 +28,7 @@
 #include "libs/base/bytes.h"
 #include "libs/base/fingerprint.h"
 #include "libs/runtime/clock.h"
-#include "libs/transport/tcp/tcp_transport.h"
+#include "libs/transport/network/network.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 #include "tests/attackers/lone_member.h"
@@ -260,14 +260,16 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
   const LoneMember member(scheduler, setting, job, self);
   if (!member.is_in()) return 1;
   const view::View& view = member.view();
-  const auto parsed = transport::ParseTcpAddress(
-      transport::SelectAddress(view.aggregators[0].data_address, /*same_host=*/false));
-  if (!parsed.ok()) {
-    std::printf("%s\n", std::string(parsed.status().message()).c_str());
+  const std::string address =
+      transport::SelectAddress(view.aggregators[0].data_address, /*same_host=*/false);
+  auto transport = transport::NewNetworkTransport(
+      {.data_security = setting,
+       .data_transport = address.starts_with("fi:") ? "libfabric" : "tcp"},
+      &clock, nullptr);
+  if (!transport.ok()) {
+    std::printf("%s\n", std::string(transport.status().message()).c_str());
     return 1;
   }
-  auto transport = transport::NewTcpTransport({.security = parsed->security}, &clock, nullptr);
-  if (!transport.ok()) return 1;
   transport::Transport* const raw = transport->get();
   std::unique_ptr<Rude> rude;
   if (manner == "greedy") rude = std::make_unique<Greedy>(raw, view, self);

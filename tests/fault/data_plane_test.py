@@ -95,12 +95,14 @@ class _SlowStrangers:
 
 class DataPlaneTest(unittest.TestCase):
     def _job(self, cluster: Cluster, security: str) -> Job:
+        """A job over Talweg's own TCP."""
         option = f"--data_security={security}"
+        network = [option, "--data_transport=tcp", "--local_transport=false"]
         return Job(
             cluster,
             scheduler_options=[option],
-            aggregator_options=[option, "--local_transport=false"],
-            agent_options=[option, "--local_transport=false"],
+            aggregator_options=network,
+            agent_options=network,
         )
 
     def _check_unharmed(self, job: Job) -> None:
@@ -118,11 +120,11 @@ class DataPlaneTest(unittest.TestCase):
 
     def test_bytes_of_strangers_at_the_data_port(self) -> None:
         """A stranger off the path sends junk, other protocols, almost a Hello, or nothing."""
-        for security in _SECURE:
+        for security in ("none", *_SECURE):
             with self.subTest(security), Cluster() as cluster:
                 job = self._job(cluster, security)
                 place = place_of(job.aggregators[0])
-                setting = {"keyed": 2, "tls": 3}[security]
+                setting = {"none": 1, "keyed": 2, "tls": 3}[security]
                 hello = b"TLWK" + bytes([1, setting, 0, 0]) + bytes(96)
                 junk = [
                     b"",
@@ -329,6 +331,7 @@ class DataPlaneTest(unittest.TestCase):
         for setting, greeting in (
             ("--data_security=keyed", hello[:5] + b"\2" + hello[6:]),
             ("--data_security=tls", hello[:5] + b"\3" + hello[6:]),
+            ("--data_transport=tcp", hello[:5] + b"\1" + hello[6:]),
             # The greeting is libfabric's own header, and a token.
             ("--data_transport=libfabric", b"\1\0\0\1" + bytes(_CONNECT_BYTES - 4)),
         ):
@@ -347,6 +350,30 @@ class DataPlaneTest(unittest.TestCase):
                 self.assertLess(max(said), len(greeting))
                 self.assertLess(strangers.descriptors_max, _STRANGERS_MAX + _BURST_MAX)
                 self._check_unharmed(job)
+
+    def test_an_aggregator_says_at_its_start_who_can_connect(self) -> None:
+        reads = "libfabric's tcp provider reads what whoever reaches the port sends"
+        proves = "peers prove who they are when they connect, and whoever is on the path can read"
+        users = " I .*users of this machine can reach {}://127.0.0.1:[0-9]+.*: {}"
+        others = " W .*agents of other machines can connect to {}://.*: {}"
+        with Cluster() as cluster:
+            scheduler = f"--scheduler={cluster.scheduler(['--in_memory']).addresses['listen']}"
+            for number, (options, said) in enumerate(
+                (
+                    ([], users.format("fi:tcp", reads)),
+                    (["--data_transport=tcp"], users.format("tcp", proves)),
+                    (["--listen=0.0.0.0:0"], others.format("fi:tcp", reads)),
+                    (["--listen=0.0.0.0:0", "--data_transport=tcp"], others.format("tcp", proves)),
+                    (["--listen=0.0.0.0:0", "--data_security=keyed"], ""),
+                )
+            ):
+                with self.subTest(options):
+                    name = f"a{number}"
+                    own = [scheduler, f"--name={name}", "--advertise=127.0.0.1", *options]
+                    aggregator = cluster.start("aggregator", name, own)
+                    cluster.wait_for_log(aggregator, said or "listens on")
+                    log = cluster.log(aggregator)
+                    self.assertEqual("--data_security=tls (or keyed)" in log, said != "", log)
 
     def test_other_settings_are_told_both(self) -> None:
         with Cluster() as cluster:

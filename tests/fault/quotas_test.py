@@ -12,6 +12,7 @@ from typing import Any
 from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
 
 _TCP = ["--data_transport=tcp", "--local_transport=false"]
+_FABRIC = ["--data_transport=libfabric", "--local_transport=false"]
 
 
 def _write(path: Path, text: str) -> None:
@@ -102,9 +103,11 @@ class QuotasTest(unittest.TestCase):
 
     def test_a_job_goes_on_beside_one_that_behaves_badly(self) -> None:
         """The steps of a job go on, whatever another job does to their aggregator."""
-        for manner in ("greedy", "refused", "garbage", "silent"):
-            with self.subTest(manner), Cluster() as cluster:
-                job = Job(cluster, aggregator_options=_TCP, agent_options=_TCP)
+        manners = ("greedy", "refused", "garbage", "silent")
+        ways = [(_TCP, manner) for manner in manners] + [(_FABRIC, "garbage")]
+        for network, manner in ways:
+            with self.subTest(manner, network=network), Cluster() as cluster:
+                job = Job(cluster, aggregator_options=network, agent_options=network)
                 rude = _rude(cluster, job, manner)
                 rude.wait_for("done")
                 for rank in job.all_ranks():

@@ -60,6 +60,13 @@ for length in (5, 20_000_000):
 """
 
 
+# A scheduler that finds no job secret warns so, whatever PS_VERBOSE says.
+_NO_SECRET = re.compile(
+    r" W talweg-scheduler\[\w+\] there is no job secret: anybody who reaches 127\.0\.0\.1:\d+, every "
+    "user of this machine included, may join jobs"
+)
+
+
 class CommandsTest(unittest.TestCase):
     """Tests the tutorial's commands, with ranks on CPUs."""
 
@@ -115,7 +122,7 @@ class CommandsTest(unittest.TestCase):
 
     def test_a_job_of_two_workers_in_any_order(self) -> None:
         """Workers, server and scheduler start in any order, and all end by themselves."""
-        given = shared(NVIDIA_VISIBLE_DEVICES="0,1")
+        given = shared(NVIDIA_VISIBLE_DEVICES="0,1", XDG_CONFIG_HOME=str(self.directory))
         workers = [
             start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
             for worker in (1, 0)
@@ -126,6 +133,7 @@ class CommandsTest(unittest.TestCase):
         for process in (*workers, server, scheduler):
             output, _ = process.communicate(timeout=job.TIMEOUT_S)
             self.assertEqual(process.returncode, 0, output)
+            self.assertEqual(len(_NO_SECRET.findall(output)), int(process is scheduler), output)
             # An agent's log lines about ranks that it waits for do not count.
             lines += re.findall(r"rank \d+ of \d+, .*", output)
         places = [f"rank {rank} of 4, local {rank % 2} of 2 [] {rank % 2}" for rank in range(4)]
@@ -174,6 +182,7 @@ class CommandsTest(unittest.TestCase):
             ("2", True, True),
         ):
             given = shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1", PS_VERBOSE=verbose)
+            given["XDG_CONFIG_HOME"] = str(self.directory)  # There is no job secret.
             worker = start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
             scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
             server = start(self, [], **given, DMLC_ROLE="server", DMLC_PORT="0")
@@ -185,6 +194,8 @@ class CommandsTest(unittest.TestCase):
                 output, _ = process.communicate(timeout=job.TIMEOUT_S)
                 self.assertEqual(process.returncode, 0, output)
                 self.assertEqual(f" I talweg-{daemon}[" in output, says_info, output)
+                warns = daemon == "scheduler"
+                self.assertEqual(len(_NO_SECRET.findall(output)), int(warns), output)
                 if daemon != "scheduler":
                     message = rf" D talweg-{daemon}\[\w+\] received \w+ of \d+ bytes"
                     self.assertEqual(bool(re.search(message, output)), says_messages, output)

@@ -24,6 +24,7 @@ LAYERS = {
         "libs/status",
         "libs/telemetry",
         "libs/topology",
+        "libs/transport",
         "libs/view",
         "proto",
     ],

@@ -52,6 +52,7 @@ from harness.scenarios import (  # noqa: E402
     torch_backend,
     training_step,
     training_step_hosts,
+    transports,
 )
 from harness.scratch import scratch  # noqa: E402
 from run_tests import find_nvcc  # noqa: E402
@@ -66,6 +67,7 @@ SCENARIOS: dict[str, Any] = {
     "first_step": first_step,
     "idle": idle,
     "kernels": kernels,
+    "transports": transports,
     "training_step": training_step,
     "training_step_hosts": training_step_hosts,
     "jax_training_step": jax_training_step,
@@ -96,6 +98,7 @@ TARGETS = [
     "//clients/jax:libtalweg_jax.so",
     "//libs/gpu/testing:device_benchmark",
     "//libs/reduce:reduce_benchmark",
+    "//libs/transport/testing:transport_benchmark",
     "//services/agent:talweg-agent",
     "//services/aggregator:talweg-aggregator",
     "//services/scheduler:talweg-scheduler",
@@ -254,6 +257,11 @@ def run(options: argparse.Namespace) -> int:
         baselines=binaries.absolute() / "benchmarks" / "baselines",
         reduce_benchmark=binaries.absolute() / "libs" / "reduce" / "reduce_benchmark",
         device_benchmark=binaries.absolute() / "libs" / "gpu" / "testing" / "device_benchmark",
+        transport_benchmark=binaries.absolute()
+        / "libs"
+        / "transport"
+        / "testing"
+        / "transport_benchmark",
         library=binaries.absolute() / "clients" / "c" / "libtalweg.so",
         python=ROOT / "clients" / "python",
         peers=HERE / "peers",

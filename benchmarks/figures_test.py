@@ -15,7 +15,15 @@ from harness import figures, google_benchmark, links, report
 from harness.contender import Batch, Contender
 from harness.measure import Result, add_ratios, summarize
 from harness.scenario import fastest, find, ratio_bar
-from harness.scenarios import gpu_device, gpu_push_pull, growth, kernels, one_node, priorities
+from harness.scenarios import (
+    gpu_device,
+    gpu_push_pull,
+    growth,
+    kernels,
+    one_node,
+    priorities,
+    transports,
+)
 
 
 def result(contender: str, gigabytes_per_s: float = 0.0, case: str = "1 MB") -> Result:
@@ -323,6 +331,20 @@ class KernelsTest(unittest.TestCase):
         self.assertEqual(found["192 KiB, many inputs"], 0.7)
         self.assertEqual(found["192 KiB"], 7 / 16)
         self.assertIn("| avx2/f32/sum_in_place | 0.0 | 0.94 | 0.75 |", kernels.table(speeds))
+
+    def test_transports_are_judged_by_libfabric_and_tls_by_the_plain_path(self) -> None:
+        name = "WriteAndFrame/fabric_local_none_keyed_tls:{}/bytes:65536/real_time"
+        speeds = transports.speeds_of(
+            {name.format(each): speed for each, speed in ((0, 2e9), (2, 1.9e9), (4, 1.0e9))}
+        )
+        self.assertEqual(speeds, {(0, 65536): 2e9, (2, 65536): 1.9e9, (4, 65536): 1.0e9})
+        plain, tls = transports.bars(speeds)
+        self.assertEqual((plain.measured, plain.holds), (0.95, False))
+        self.assertIn("none over libfabric's tcp", plain.text)
+        self.assertEqual((tls.measured, tls.holds), (1.0 / 1.9, True))
+        self.assertIn("| tls | 1.00 |", transports.table(speeds))
+        # What failed has no figure, and no bar.
+        self.assertEqual(transports.bars({(2, 65536): 1.9e9}), [])
 
     def test_what_failed_is_named_and_has_no_figure(self) -> None:
         broken: dict[str, object] = {"run_name": "BM_Reduce/f32/9", "run_type": "iteration"}

@@ -52,6 +52,7 @@ class SmokeTest(unittest.TestCase):
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
         scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
+        scenarios += ["transports"]
         scenarios += ["lanes", "collectives", "recovery", "loss_curve", "fairness"]
         if _FULL:
             scenarios += ["training_step", "training_step_hosts", "torch_backend"]
@@ -191,6 +192,13 @@ class SmokeTest(unittest.TestCase):
         self.assertGreater(speeds["Copy/196608"], 0)
         self.assertEqual(len(speeds), 4)
         self.assertIn("/f32/sum | ", self.page)
+
+    def test_transports(self) -> None:
+        speeds = self.document["data"]["transports"]
+        self.assertEqual(len(speeds), 5)
+        self.assertGreater(min(speeds.values()), 0)
+        for text in ("none over libfabric's tcp", "tls over none"):
+            self.assertIn(f"64 KiB a write: {text}, GB/s", self.page)
 
     @unittest.skipUnless(_FULL, "takes long: ./test --full")
     def test_training_steps(self) -> None:

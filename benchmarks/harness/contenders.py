@@ -44,6 +44,7 @@ class Programs:
     congestion_control: str = "reno"
     other_tool: Path | None = None  # The tool of another build.
     rude_member: Path = Path()  # tests/attackers
+    transport_benchmark: Path = Path()  # libs/transport/testing
 
     def other(self) -> Programs:
         """Returns these programs, with the other build's daemons and ranks."""

@@ -10,6 +10,7 @@
 
 #include "libs/gpu/cuda/cuda_platform.h"
 #include "libs/topology/topology.h"
+#include "libs/transport/tcp/aes_gcm.h"
 
 namespace talweg::cli {
 
@@ -66,6 +67,8 @@ struct MachineFacts {
   bool provider_found = false;         // Whether the wanted provider has connected endpoints.
   std::string provider = "tcp";
   std::string data_security = "none";
+  // Whether libipsec-mb encrypts here, and if not, why; and whether this CPU has what it needs.
+  transport::FasterAes faster_aes;
   // Whether it reads and writes GPUs' memory without a CPU (FI_HMEM).
   bool provider_reaches_gpus = false;
   std::string congestion_control;                    // Empty: unknown.

@@ -411,6 +411,13 @@ TEST_CASE("doctor: each problem is one finding with its remedy", "[cli]") {
            "--provider=tcp"},
       Case{[](MachineFacts& f) { f.data_security = "none"; }, "data plane", Verdict::kWarning,
            "--data_security=tls"},
+      Case{[](MachineFacts& f) {
+             f.data_security = "none";
+             f.provider = "verbs";
+           },
+           "data plane", Verdict::kWarning, "--data_security=tls"},
+      Case{[](MachineFacts& f) { f.faster_aes = {.cpu_can = true, .problem = "it is not there"}; },
+           "encryption", Verdict::kWarning, "apt install libipsec-mb1"},
       Case{[](MachineFacts& f) { f.congestion_control = "reno"; }, "congestion control",
            Verdict::kWarning, "cubic"},
       Case{[](MachineFacts& f) { f.send_buffer_bytes_max = kMiB; }, "TCP buffers",
@@ -478,6 +485,37 @@ TEST_CASE("doctor: each thing that GPUs lack is one finding with its remedy", "[
   facts.nvidia_files = true;
   CHECK(OnlyFinding(facts).check == "GPUs");
   CHECK(OnlyFinding(facts).remedy == "install it");
+}
+
+TEST_CASE("doctor: it says what verbs and efa do not promise", "[cli]") {
+  for (const std::string provider : {"verbs", "efa"}) {
+    MachineFacts facts = GoodMachine();
+    facts.provider = provider;
+    facts.data_security = "none";
+    CHECK(OnlyFinding(facts).value == provider +
+                                          " neither authenticates nor encrypts; whoever learns a "
+                                          "region's key can write there");
+    facts.data_security = "tls";
+    CHECK(Find(facts, "data plane")->value == "data_security=tls");
+  }
+}
+
+TEST_CASE("doctor: it says whether libipsec-mb encrypts, where anything does", "[cli]") {
+  MachineFacts facts = GoodMachine();
+  for (const char* security : {"keyed", "tls"}) {
+    facts.data_security = security;
+    facts.faster_aes = {.cpu_can = true};
+    CHECK_THAT(Find(facts, "encryption")->value, StartsWith("libipsec-mb, three times as fast"));
+    // Nothing can be done about the CPU.
+    facts.faster_aes = {.cpu_can = false, .problem = "it is not there"};
+    CHECK(Find(facts, "encryption")->verdict == Verdict::kOk);
+    CHECK_THAT(Find(facts, "encryption")->value, Contains("CPUs that have VAES"));
+    facts.faster_aes.cpu_can = true;
+    CHECK_THAT(OnlyFinding(facts).value,
+               Contains("three times as long") && Contains("it is not there"));
+  }
+  facts.data_security = "none";
+  CHECK_FALSE(Find(facts, "encryption"));
 }
 
 TEST_CASE("doctor: it reports whether processes share a GPU, or take turns", "[cli]") {

@@ -214,6 +214,7 @@ MachineFacts ReadMachineFacts(const std::string& provider) {
   const std::vector<std::string> governor =
       Words("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
   if (!governor.empty()) facts.governor = governor[0];
+  facts.faster_aes = transport::LookForFasterAes();
   facts.cuda = gpu::ReadCudaFacts({});
   facts.nvidia_files = Exists("/proc/driver/nvidia/version") || Exists("/dev/nvidiactl");
   facts.mps_directory = FindMps();

@@ -40,13 +40,14 @@ _SIZES = {
     "default": ("64KiB", "4MiB", "25MB"),
     "full": ("64KiB", "4MiB", "25MB"),
 }
-_MANNERS_OF = {"smoke": ("greedy",), "quick": tuple(_MANNERS)}
+_TCP, _FABRIC = "tcp", "libfabric"
+# The data transports of both jobs, and the manners that are tried over each.
+_MANNERS_OVER: dict[str, Sequence[str]] = {_TCP: tuple(_MANNERS), _FABRIC: ("garbage",)}
+_SMOKE_MANNERS_OVER: dict[str, Sequence[str]] = {_TCP: ("greedy",), _FABRIC: ("garbage",)}
 # How often the attacker comes and goes.
 _TURNS = {"smoke": 1, "quick": 3, "default": 7, "full": 15}
 # A measurement lasts so many of the mode's batches.
 _BATCHES = 4
-# Both jobs use Talweg's own TCP, because the attacker speaks it.
-_ENVIRONMENT = {"TALWEG_DATA_TRANSPORT": "tcp"}
 
 
 @dataclass
@@ -54,6 +55,7 @@ class _Measured:
     """Steps of one size with and without one manner of attack, in turn."""
 
     size: int
+    transport: str
     manner: str
     alone_s: list[float] = field(default_factory=list)
     beside_s: list[float] = field(default_factory=list)
@@ -76,25 +78,30 @@ def run(context: Context) -> Section:
             cap = stack.enter_context(CpuCap(_RUDE_CORES)).enter()
         except NoCap as refusal:
             context.notes.append(f"{TITLE}: the attacker's CPU is not capped: {refusal}")
-        job = stack.enter_context(_job(context.programs, network))
-        for size in map(parse_bytes, _SIZES[context.mode]):
-            for manner in _MANNERS_OF.get(context.mode, tuple(_MANNERS)):
-                measured.append(_measure(context, network, job, cap, size, manner))
+        manners_over = _SMOKE_MANNERS_OVER if context.mode == "smoke" else _MANNERS_OVER
+        for transport, manners in manners_over.items():
+            with _job(context.programs, network, transport) as job:
+                for size in map(parse_bytes, _SIZES[context.mode]):
+                    for manner in manners:
+                        each = _Measured(size, transport, manner)
+                        _measure(context, network, job, cap, each)
+                        measured.append(each)
     rows = []
     for each in measured:
         rows.append(
             [
                 format_bytes(each.size),
-                each.manner,
+                each.manner if each.transport == _TCP else f"{each.manner}, over {each.transport}",
                 format_seconds(median(each.alone_s)),
                 format_seconds(median(each.beside_s)),
                 f"{each.ratio:.3f}",
             ]
         )
-        text = f"{format_bytes(each.size)}, another job is {each.manner}: step time over that without it"
+        over = "" if each.transport == _TCP else f" over {each.transport}"
+        text = f"{format_bytes(each.size)}, another job is {each.manner}{over}: step time over that without it"
         holds = each.ratio <= _RATIO_MAX
         section.bars.append(Bar(text, f"<= {_RATIO_MAX:.2f}", each.ratio, holds))
-        section.data[f"{each.size} {each.manner}"] = {
+        section.data[f"{each.size} {each.manner}{over}"] = {
             "alone_s": each.alone_s,
             "beside_s": each.beside_s,
         }
@@ -102,6 +109,7 @@ def run(context: Context) -> Section:
         f"Two hosts with a rank each, and one aggregator for all jobs, with links of {_LINK // 10**6} Mb/s.\n"
         f"The other job's one member has a link of {_RUDE_LINK // 10**6} Mb/s and {_RUDE_CORES:g} of a core.\n"
         "A step is one round of one tensor. Each turn measures steps without that member, then beside it.\n"
+        "Both jobs use Talweg's own TCP, or libfabric's tcp where the table says so.\n"
         "The times are medians over turns, and the ratio is the median of each turn's.\n\n"
         + "".join(f"- {name}: {text}\n" for name, text in _MANNERS.items())
         + "\n"
@@ -110,8 +118,9 @@ def run(context: Context) -> Section:
     return section
 
 
-def _job(programs: Programs, network: Network) -> Contender:
+def _job(programs: Programs, network: Network, transport: str) -> Contender:
     """Returns a job with one rank on each rank host. Scheduler and aggregator are on the server."""
+    environment = {"TALWEG_DATA_TRANSPORT": transport}
     tool = str(programs.tool)
     scheduler = f"{network.address(_SERVER)}:{_PORT}"
     served = (*network.enter(_SERVER), tool)
@@ -121,13 +130,13 @@ def _job(programs: Programs, network: Network) -> Contender:
     directory = tempfile.TemporaryDirectory(prefix="ready-")
     line = (*served, "aggregator", f"--scheduler={scheduler}", quiet)
     line += (f"--listen={network.address(_SERVER)}:0", f"--ready_file={directory.name}/0")
-    commands.append(Command(line, dict(_ENVIRONMENT), is_daemon=True))
+    commands.append(Command(line, dict(environment), is_daemon=True))
     for node_rank, host in enumerate(_RANK_HOSTS):
         shell = (*network.enter(host), *when_ready(directory.name, 1))
         run = (*shell, tool, "run", f"--scheduler={scheduler}", f"--nodes={len(_RANK_HOSTS)}")
         run += (f"--master-addr={network.address(_RANK_HOSTS[0])}", f"--node-rank={node_rank}")
         line = (*run, "--ranks-per-node=1", "--", *talweg_rank(tool))
-        commands.append(Command(line, dict(_ENVIRONMENT)))
+        commands.append(Command(line, dict(environment)))
     pids = [network.pid(host) for host in (*_RANK_HOSTS, _SERVER)]
     contender = Contender(TALWEG, len(_RANK_HOSTS), commands, wire_pids=pids)
     contender.on_close(directory.cleanup)
@@ -161,22 +170,16 @@ def _attacked(
 
 
 def _measure(
-    context: Context,
-    network: Network,
-    job: Contender,
-    cap: Sequence[str],
-    size: int,
-    manner: str,
-) -> _Measured:
-    measured = _Measured(size, manner)
+    context: Context, network: Network, job: Contender, cap: Sequence[str], measured: _Measured
+) -> None:
+    size, manner = measured.size, measured.manner
     first = job.measure("f32", [size], 3, 5, _TIMEOUT_S)
     rounds = rounds_for(median(first.rounds_s), _BATCHES * context.effort.batch_s, 5, 5000)
     for turn in range(_TURNS[context.mode]):
-        context.progress(f"{format_bytes(size)}, {manner}, turn {turn + 1}")
+        context.progress(f"{format_bytes(size)}, {manner}, {measured.transport}, turn {turn + 1}")
         alone = job.measure("f32", [size], 2, rounds, _TIMEOUT_S)
         measured.alone_s.append(median(alone.rounds_s))
         name = f"{manner}-{size}-{turn}"
         with _attacked(context.programs, network, cap, name, manner):
             beside = job.measure("f32", [size], 2, rounds, _TIMEOUT_S)
         measured.beside_s.append(median(beside.rounds_s))
-    return measured

@@ -75,6 +75,13 @@ class OpenSslAesGcm final : public AesGcm {
 
 AesCode FastestAesCode() { return HasIpsecMb() ? AesCode::kIpsecMb : AesCode::kOpenSsl; }
 
+FasterAes LookForFasterAes() {
+  return {.cpu_can = __builtin_cpu_supports("vaes") != 0 &&
+                     __builtin_cpu_supports("vpclmulqdq") != 0 &&
+                     __builtin_cpu_supports("avx512f") != 0,
+          .problem = IpsecMbProblem()};
+}
+
 std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, std::span<const std::byte> key, AesGcm::Use use) {
   if (code == AesCode::kIpsecMb) return MakeIpsecMbAesGcm(key, use);
   return std::make_unique<OpenSslAesGcm>(key, use);

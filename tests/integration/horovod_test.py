@@ -170,6 +170,15 @@ class HorovodTest(unittest.TestCase):
         [misspelt] = caught.output
         self.assertIn("did you mean HOROVOD_TIMELINE?", misspelt)
 
+    def test_xla_is_warned_of(self) -> None:
+        log = logging.getLogger("test")
+        with self.assertLogs(log, "WARNING") as caught:
+            TABLE.say({"HOROVOD_ENABLE_XLA_OPS": "1"}, log)
+        [said] = caught.output
+        self.assertIn("HOROVOD_ENABLE_XLA_OPS has no effect: XLA cannot compile", said)
+        self.assertIn("jit_compile=False", said)
+        self.assertIn("A warning says so. |", TABLE.page())
+
     def test_somebody_elses_launcher(self) -> None:
         """Without an error each rank of another launcher would train alone."""
         done = subprocess.run(

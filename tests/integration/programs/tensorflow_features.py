@@ -257,6 +257,35 @@ def gradients_leave_early() -> None:
         assert np.allclose(gradients[1], np.array([1.0, 2.0]) * tw.size())
 
 
+def under_xla() -> None:
+    """Every kind of operation tells at tracing what to do; the next call works."""
+    x = tf.ones([tw.size(), 2])
+
+    def compiled(call: Callable[..., Any]) -> Any:
+        return tf.function(call, jit_compile=True)
+
+    def within(call: Callable[..., Any]) -> Any:
+        return compiled(lambda x: tf.function(call)(x) + 1.0)
+
+    for call in (
+        tw.push_pull,
+        tw.broadcast,
+        tw.all_gather,
+        tw.reduce_scatter,
+        lambda x: tw.all_to_all(x)[0],
+        lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: tw.push_pull(x), lambda: x),
+    ):
+        for wrapped in (compiled(call), within(call)):
+            # AutoGraph replaces the exception if the program's own function lies between.
+            expect(Exception, "jit_compile=False", wrapped, x)
+    expect(Unsupported, "jit_compile=False", compiled(tw.push_pull), x)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(tw.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
+    expect(Exception, "jit_compile=False", model.fit, x, x[:, :1], verbose=0)
+    assert (tf.function(tw.push_pull)(x).numpy() == 1).all()
+    assert float(compiled(lambda y: y + 1.0)(tw.push_pull(tf.constant(1.0)))) == 2.0
+
+
 def errors() -> None:
     size, rank = tw.size(), tw.rank()
     expect(InvalidArgument, "op is", tw.push_pull, tf.ones(2), op=17)
@@ -337,6 +366,7 @@ def main() -> int:
         process_sets,
         repeated_calls,
         gradients_leave_early,
+        under_xla,
         errors,
     )
     tw.shutdown()

@@ -171,6 +171,8 @@ class Table:
             for each in group:
                 default = f" ({each.default})" if each.default else ""
                 meaning = each.meaning
+                if each.warns:
+                    meaning += " A warning says so."
                 if each.refused:
                     meaning += f" Refused: {', '.join(each.refused)}: {each.remedy}."
                 lines.append(

@@ -388,13 +388,19 @@ _SCHEDULER = [
 ]
 
 _EXAMPLES = [
-    _honoured("EVAL_TYPE", ANY, "", "Which example program a start script runs."),
+    _honoured(
+        "EVAL_TYPE",
+        text("the name of one of the script's examples"),
+        "",
+        "Which example program a start script runs. For another name the script lists those that "
+        "it has.",
+    ),
     Variable(
         "P4ML_APP",
         number(0, _MANY),
         "0",
         Effect.NONE,
-        "Sums are made by aggregators, as P4ML makes them without a switch. A warning says so.",
+        "There is no switch that sums: aggregators do, as in P4ML without a switch.",
         warns=True,
     ),
 ]

@@ -84,7 +84,15 @@ _TUNING = [
     _none(
         "ENABLE_ASYNC_COMPLETION", _FLAG, "0", "The agent takes tensors from GPUs in stream order."
     ),
-    _none("ENABLE_XLA_OPS", _FLAG, "0", "There are no XLA operations."),
+    Variable(
+        "HOROVOD_ENABLE_XLA_OPS",
+        _FLAG,
+        "0",
+        Effect.NONE,
+        "XLA cannot compile Talweg's operations, and a function of TensorFlow that it compiles "
+        "raises: pass jit_compile=False.",
+        warns=True,
+    ),
     _none("THREAD_AFFINITY", ANY, "", "A rank has no background thread."),
     _none("ADASUM_MPI_CHUNK_SIZE", number(1, 1 << 40), "1073741824", "There is no Adasum."),
     _none("AUTOTUNE", _FLAG, "0", _TUNED),

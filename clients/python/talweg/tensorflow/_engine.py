@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from talweg.errors import TalwegError, Timeout
+from talweg.errors import TalwegError, Timeout, Unsupported
 from talweg.tensorflow import _kernel
 from talweg.tensorflow._rounds import Started
 
@@ -177,6 +177,25 @@ class _Site:
         return [each for ticket in tickets for each in ticket.results]
 
 
+def require_no_xla() -> None:
+    """Raises Unsupported if XLA compiles the function that is traced now.
+
+    Without this TensorFlow fails when the function runs, and names neither Talweg nor a remedy.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        get_context = getattr(graph, "_get_control_flow_context", None)
+        context = None if get_context is None else get_context()
+        while context is not None:
+            if context.IsXLAContext():
+                raise Unsupported(
+                    "XLA compiles this function, and cannot compile Talweg's operations: pass "
+                    "jit_compile=False to tf.function or to model.compile()"
+                )
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+
+
 def call_each_time(function: Callable[..., np.int64], inputs: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns `function`'s result as a tensor; each execution of the current graph calls it once.
 
@@ -192,6 +211,7 @@ def run(parts: Sequence[Part]) -> list[list[tf.Tensor]]:
     """Returns the results of each part. Each starts when its inputs are there; all end together."""
     if tf.executing_eagerly():
         return _run_eagerly(parts)
+    require_no_xla()
     site = _Site(parts)
     numbers = [call_each_time(site.starter(at), part.inputs) for at, part in enumerate(parts)]
     token = site.make_queue()

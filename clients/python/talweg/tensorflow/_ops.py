@@ -18,7 +18,7 @@ from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, WrongType
 from talweg.tensorflow import _kernel, _rounds
-from talweg.tensorflow._engine import Part, call_each_time, run
+from talweg.tensorflow._engine import Part, call_each_time, require_no_xla, run
 from talweg.tensorflow._rounds import Reduction
 
 # The functions below make a graph in tf.function. AutoGraph would only make them slower.
@@ -120,6 +120,8 @@ def reduce_many(
     if not tensors:
         return []
     _client.current()  # Raises NotInitialized before a graph is made.
+    if not tf.executing_eagerly():
+        require_no_xla()
     loaded = None if tf.executing_eagerly() else _kernel.kernel()
     if loaded is not None:
         return _kernel.reduce_many(loaded, tensors, names, hows)

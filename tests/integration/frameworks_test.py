@@ -15,7 +15,7 @@ class FrameworksTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.forks = TorchForks(("torch", "lightning", "accelerate"))
+        cls.forks = TorchForks(("torch", "lightning", "accelerate", "sklearn.datasets"))
         cls.forks.__enter__()
         cls.addClassCleanup(cls.forks.__exit__)
 

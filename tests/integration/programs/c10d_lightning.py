@@ -12,25 +12,27 @@ import lightning
 import talweg.torch as tw
 import torch
 import torch.distributed as dist
+from digits_of_scikit import digits
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 _EPOCHS = 2
-_BATCH = 8
+_BATCH = 16
+_SAMPLES = 512
 
 
 class _Module(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(7)
-        self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
         self.logged: list[float] = []
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         inputs, targets = batch
-        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        loss = nn.functional.cross_entropy(self.model(inputs), targets)
         self.log("loss", loss, on_epoch=True, sync_dist=True)
         return loss
 
@@ -38,13 +40,12 @@ class _Module(lightning.LightningModule):
         self.logged.append(float(self.trainer.callback_metrics["loss_epoch"]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05)
+        return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 def _data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(64, 6, generator=generator)
-    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    images, classes = digits()
+    return TensorDataset(images[:_SAMPLES], classes[:_SAMPLES])
 
 
 def _fit(module: _Module, batch: int, **options: Any) -> None:
@@ -84,18 +85,21 @@ def main() -> int:
     own = torch.cat([parameter.detach().view(-1) for parameter in module.parameters()])
     for other in tw.all_gather_object((own.tolist(), module.logged)):
         assert other == (own.tolist(), module.logged)
+    assert module.logged[-1] < 0.75 * module.logged[0], (
+        f"the model has not learned: {module.logged}"
+    )
     print(f"trained by {size}: {module.logged}", flush=True)
 
     # One process takes the batches of all ranks, in the ranks' order.
     alone = _Module()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
     inputs, targets = _data().tensors
     for _ in range(_EPOCHS):
         for begin in range(0, len(inputs), _BATCH * size):
             # A DistributedSampler deals out samples in turn.
             some = slice(begin, begin + _BATCH * size)
             optimizer.zero_grad()
-            nn.functional.mse_loss(alone.model(inputs[some]), targets[some]).backward()
+            nn.functional.cross_entropy(alone.model(inputs[some]), targets[some]).backward()
             nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
             optimizer.step()
     wanted = torch.cat([parameter.detach().view(-1) for parameter in alone.parameters()])

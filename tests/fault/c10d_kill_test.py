@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a rank of torch.distributed over Talweg while all others make calls of every kind."""
+"""A rank of torch.distributed over Talweg dies, or its host falls silent, while all others make
+calls of every kind.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +51,27 @@ class C10dKillTest(unittest.TestCase):
         with Cluster(with_torch=True) as cluster:
             job = Job(cluster, nodes=(1, 1, 1), program="c10d_under_way.py")
             self._kill_rank_1(job.all_ranks(), "local rank 0 of node 1")
+
+    def test_a_host_that_falls_silent(self) -> None:
+        """Its agent and its rank stop, and no connection breaks. Its lease ends the calls."""
+        with Cluster(with_torch=True) as cluster:
+            job = Job(
+                cluster,
+                nodes=(1, 1, 1),
+                program="c10d_under_way.py",
+                scheduler_options=["--lease_ms=2s"],
+            )
+            [silent] = job.ranks[1]
+            cluster.stop(silent.process)
+            cluster.stop(job.agents[1].process)
+            others = [*job.ranks[0], *job.ranks[2]]
+            for rank in others:
+                rank.tell("go on")
+                rank.wait_for("begun")
+            for rank in others:
+                for name in _CALLS:
+                    line = rank.wait_for(f"{name} ends ")
+                    self.assertRegex(line, f"{name} ends JobFailed: .*node 1.* was silent for 2 s")
 
 
 if __name__ == "__main__":

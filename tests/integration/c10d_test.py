@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sysconfig
+import tempfile
 import unittest
 from pathlib import Path
 from typing import ClassVar
@@ -50,6 +53,19 @@ class C10dTest(unittest.TestCase):
     def test_calls_in_callbacks(self) -> None:
         job.run(job.command("c10d_callbacks.py", ranks=3, forks=self.forks))
         job.run(job.command("c10d_callbacks.py", nodes=2, ranks=2, aggregators=1, forks=self.forks))
+
+    def test_what_few_programs_use(self) -> None:
+        job.run(job.command("c10d_forms.py", ranks=2, forks=self.forks))
+        job.run(job.command("c10d_forms.py", nodes=3, ranks=1, aggregators=1, forks=self.forks))
+
+    def test_collectives_that_inductor_compiles(self) -> None:
+        header = Path(sysconfig.get_path("include")) / "Python.h"
+        if shutil.which("g++") is None or not header.is_file():
+            self.skipTest(f"SKIPPED: Inductor needs g++ and {header}")
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as cache:
+            env = {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            output = job.run(job.command("c10d_forms.py", ["inductor"], forks=self.forks), env)
+        self.assertEqual(output.count("1 cases alike"), 2, output)
 
     def test_algorithms(self) -> None:
         job.run(job.command("c10d_algorithms.py", ranks=4, forks=self.forks))

@@ -7,6 +7,7 @@ is any() for Talweg, as for NCCL, and a number modulo 256 for Gloo.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -156,15 +157,29 @@ def _check_strided() -> None:
     dist.destroy_process_group()
 
 
-def _check_averages(found: dict[tuple[str, str, int], Any]) -> None:
-    """Checks averages of integers without Gloo, which has none. They are rounded towards zero."""
-    for dtype in ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"):
-        kind = getattr(torch, dtype)
-        for count in _LENGTHS:
-            numbers = sum(_values(rank, count, torch.int64) for rank in range(_SIZE)) // _SIZE
-            wanted = _bytes(torch.as_tensor(numbers).to(kind))
-            got = found["all_reduce AVG", dtype, count]
-            assert got == wanted, (dtype, count, got)
+def _check_integers(found: dict[tuple[str, str, int], Any]) -> None:
+    """Checks what Gloo has not: averages of integers, which are rounded towards zero, and all
+    reductions of uint16, uint32 and uint64.
+    """
+    wide = ("uint16", "uint32", "uint64")
+    for count in _LENGTHS:
+        each = torch.stack([_values(rank, count, torch.int64) for rank in range(_SIZE)])
+        results = {
+            "AVG": each.sum(0) // _SIZE,
+            "SUM": each.sum(0),
+            "MIN": each.amin(0),
+            "MAX": each.amax(0),
+            "PRODUCT": each.prod(0),
+            "BAND": functools.reduce(torch.bitwise_and, each),
+            "BOR": functools.reduce(torch.bitwise_or, each),
+            "BXOR": functools.reduce(torch.bitwise_xor, each),
+        }
+        narrow = ("uint8", "int8", "int16", "int32", "int64")
+        for op, numbers in results.items():
+            for dtype in (*wide, *narrow) if op == "AVG" else wide:
+                wanted = _bytes(numbers.to(getattr(torch, dtype)))
+                got = found[f"all_reduce {op}", dtype, count]
+                assert got == wanted, (op, dtype, count, got)
 
 
 def main() -> None:
@@ -183,7 +198,7 @@ def main() -> None:
             is_sum_of_bools = key[1] == "bool" and key[0].endswith("SUM")
             assert got == expected or is_sum_of_bools, (key, got, expected)
             alike += 1
-    _check_averages(own)
+    _check_integers(own)
     _check_strided()
     refused = sorted(
         {(name, dtype) for (name, dtype, _), got in own.items() if isinstance(got, Exception)}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import subprocess
@@ -15,6 +16,7 @@ import horovod
 import horovod.torch
 import job
 import talweg.horovod.torch
+from horovod.common import util
 from horovod.common.exceptions import HorovodInternalError
 from talweg._compat.environment import VariableError
 from talweg.errors import Unsupported
@@ -102,6 +104,24 @@ class HorovodTest(unittest.TestCase):
         self.assertIs(horovod.torch.HorovodInternalError, HorovodInternalError)
         self.assertIs(sys.modules["horovod.torch"], sys.modules["talweg.horovod.torch"])
         self.assertIs(horovod, talweg.horovod)
+
+    def test_what_horovods_own_modules_use(self) -> None:
+        self.assertEqual(util.split_list([*range(7)], 3), [[0, 1, 2], [3, 4], [5, 6]])
+        self.assertEqual(util.split_list([1], 2), [[1], []])
+        powers = [number for number in range(-2, 10) if util.num_rank_is_power_2(number)]
+        self.assertEqual(powers, [1, 2, 4, 8])
+        self.assertTrue(util.is_iterable("") and util.is_iterable(range(2)))
+        self.assertFalse(util.is_iterable(7))
+        util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+        with self.assertRaisesRegex(ImportError, "horovod.cobol is not offered by Talweg: import"):
+            util.check_extension("horovod.cobol", "HOROVOD_WITH_COBOL", __file__, "mpi_lib")
+        for name, remedy in (
+            ("horovod._keras", "horovod.keras or horovod.tensorflow.keras"),
+            ("horovod._keras.callbacks", "horovod.keras or horovod.tensorflow.keras"),
+            ("byteps._keras", "byteps.keras or byteps.tensorflow.keras"),
+        ):
+            with self.assertRaisesRegex(ModuleNotFoundError, f"is not offered by .*{remedy}"):
+                importlib.import_module(name)
 
     def test_variables(self) -> None:
         TABLE.check({"HOROVOD_FUSION_THRESHOLD": "1024", "HOROVOD_LOG_LEVEL": "DEBUG"})

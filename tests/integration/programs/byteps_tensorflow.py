@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 from byteps.tensorflow import distribute
+from byteps.tensorflow.distribute import mirrored_strategy
 from byteps.tensorflow.util import _executing_eagerly
 from cases import run_cases
 from expected_errors import expect
@@ -201,6 +202,7 @@ def schedules() -> None:
 
 def mirrored() -> None:
     size, rank = bps.size(), bps.rank()
+    assert mirrored_strategy.MirroredStrategy is distribute.MirroredStrategy
     strategy = distribute.MirroredStrategy(devices=["/gpu:0"])  # Without a GPU it takes the CPU.
     with strategy.scope():
         variable = tf.Variable(1.0)

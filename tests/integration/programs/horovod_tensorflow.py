@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import sys
@@ -412,6 +413,11 @@ def insides() -> None:
     finally:
         os.environ.clear()
         os.environ.update(kept)
+    batch_norm = importlib.import_module("horovod.tensorflow.sync_batch_norm")
+    assert batch_norm.SyncBatchNormalization is hvd.SyncBatchNormalization
+    for form in ("", "_eager"):
+        name = f"horovod.tensorflow.gradient_aggregation{form}"
+        expect(ModuleNotFoundError, "backward_passes_per_step", importlib.import_module, name)
     whole = (
         "ProcessSet(process_set_id=0, ranks=" + str(list(range(hvd.size()))) + ", mpi_comm=None)"
     )

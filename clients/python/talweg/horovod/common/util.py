@@ -7,8 +7,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from talweg.horovod.common import basics
+
+_Item = TypeVar("_Item")
+_MODULES = ("horovod.keras", "horovod.mxnet", "horovod.tensorflow", "horovod.torch")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -18,7 +22,18 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether this package has a module for the framework."""
-    return ext_base_name in ("keras", "mxnet", "tensorflow", "torch")
+    return f"horovod.{ext_base_name}" in _MODULES
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Raises ImportError if there is no module for the framework of `ext_name`.
+
+    `ext_name` is such as "horovod.torch". The other arguments have no effect.
+    """
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(
+            f"{ext_name} is not offered by Talweg: import {', '.join(_MODULES[:-1])} or {_MODULES[-1]}"
+        )
 
 
 def mpi_built(verbose: bool = False) -> bool:
@@ -39,6 +54,24 @@ def ddl_built(verbose: bool = False) -> bool:
 
 def ccl_built(verbose: bool = False) -> bool:
     return basics.ccl_built()
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    return num_rank > 0 and bin(num_rank).count("1") == 1
+
+
+def split_list(l: list[_Item], n: int) -> list[list[_Item]]:  # noqa: E741 - Horovod's name.
+    """Returns n parts of the list, in order. The first ones have an item more if n leaves some."""
+    bounds = [part * (len(l) // n) + min(part, len(l) % n) for part in range(n + 1)]
+    return [l[begin:end] for begin, end in zip(bounds, bounds[1:])]
+
+
+def is_iterable(x: Any) -> bool:
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:

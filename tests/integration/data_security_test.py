@@ -52,7 +52,7 @@ class DataSecurityTest(unittest.TestCase):
     def test_libfabrics_tcp_is_said_to_be_open(self) -> None:
         output = self._run([], {})
         self.assertIn("fi:tcp://127.0.0.1:", output)
-        self.assertIn("libfabric's tcp reads what any user who reaches the data ports", output)
+        self.assertIn("libfabric's tcp parses what any user who reaches the data ports", output)
         self.assertIn("--data-security=tls", output)
 
     def test_a_setting_that_there_is_not(self) -> None:

@@ -51,8 +51,8 @@ Command BeginWithCommand() {
   command.options = {
       {"scheduler", "ADDRESS", "The scheduler, HOST:PORT or unix:/PATH."},
       {"job", "NAME", "The job."},
-      {"members", "N", "So many nodes come."},
-      {"timeout-ms", "MS", "What the answer may take. Default: 5000."},
+      {"members", "N", "How many nodes come."},
+      {"timeout-ms", "MS", "How long the answer may take. Default: 5000."},
   };
   for (CommandOption& option : CredentialOptions()) command.options.push_back(std::move(option));
   command.run = RunBeginWith;

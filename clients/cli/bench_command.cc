@@ -128,7 +128,7 @@ Command BenchCommand() {
       {"aggregators", "N", "Number of aggregators. Default: 1."},
       {"sizes", "BYTES[,BYTES...]",
        absl::StrCat("Sizes of the tensors. Default: ", kDefaultSizes, ".")},
-      {"dtype", "NAME", absl::StrCat("Of their elements: ", DTypeNames(), ". Default: f32.")},
+      {"dtype", "NAME", absl::StrCat("Type of the elements: ", DTypeNames(), ". Default: f32.")},
       {"in-flight", "N", "How many tensors are pushed before the first is waited for. Default: 1."},
       {"in-place", "",
        "Gradients lie in the contribution buffers, where a producer may write them; ranks of one "
@@ -138,7 +138,7 @@ Command BenchCommand() {
       {"provider", "NAME", "libfabric provider between agents and aggregators. Default: tcp."},
       {"force-distributed", "",
        "Scheduler and aggregators also for one node, and TCP ports for all, as in talweg run."},
-      {"json", "", "As JSON."},
+      {"json", "", "Prints JSON."},
   };
   command.run = Run;
   return command;

@@ -284,11 +284,11 @@ Command BenchRankCommand() {
   command.summary = "A rank of talweg bench";
   command.options = {
       {"sizes", "BYTES[,BYTES...]", "Tensors' sizes."},
-      {"dtype", "NAME", "Of their elements."},
+      {"dtype", "NAME", "Type of the elements."},
       {"in-place", "", "Gradients lie in the contribution buffers."},
       {"in-flight", "N", "Tensors at a time."},
       {"time-ms", "MS", "Time for each size."},
-      {"output", "FILE", "Where to write measurements, with the rank behind."},
+      {"output", "FILE", "Where to write measurements; the rank is appended to the name."},
       {"control", "SOCKET", "Instead of all that: take orders from ./bench."},
       {"contender", "NAME", "What ./bench calls this job."},
   };

@@ -79,7 +79,7 @@ Command VersionCommand() {
   command.summary = "Prints the version";
   command.usage = "[--json]";
   command.details = "Prints the version of the tool.";
-  command.options = {{"json", "", "As JSON."}};
+  command.options = {{"json", "", "Prints JSON."}};
   command.run = RunVersion;
   return command;
 }

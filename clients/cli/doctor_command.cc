@@ -55,10 +55,10 @@ Command DoctorCommand() {
   command.options = {
       {"provider", "NAME", "libfabric provider that will be used. Default: tcp."},
       {"data-security", "none|keyed|tls",
-       "What the daemons will be given. Default: $TALWEG_DATA_SECURITY, or none."},
-      {"scheduler", "HOST:PORT", "Whether this scheduler answers, too."},
-      {"strict", "", "Warnings count too."},
-      {"json", "", "As JSON."},
+       "The setting that daemons will have. Default: $TALWEG_DATA_SECURITY, or none."},
+      {"scheduler", "HOST:PORT", "Also checks whether this scheduler answers."},
+      {"strict", "", "Also fails when there are warnings."},
+      {"json", "", "Prints JSON."},
   };
   for (CommandOption& option : CredentialOptions()) command.options.push_back(std::move(option));
   command.run = Run;

@@ -181,11 +181,11 @@ std::vector<CommandOption> HostsOptions() {
        "A host that fails is used again after so many seconds: MIN first, then twice as long each\n"
        "time, at most MAX. Default: when it has been off the list."},
       {"host-changes-max", "N",
-       "How often hosts may come or go before the job is ended. Default: as often as they do."},
+       "How often hosts may come or go before the job is ended. Default: no limit."},
       {"network-interfaces", "NAME,...",
        "The first of these that a host has carries the data there."},
       {"ssh-port", "PORT", "The port of sshd on the hosts."},
-      {"ssh-identity-file", "FILE", "The key for them."},
+      {"ssh-identity-file", "FILE", "The private key that ssh shows them."},
   };
 }
 

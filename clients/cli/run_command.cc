@@ -347,14 +347,14 @@ Command RunCommand() {
        "How often within a window a node is started again when one of its ranks or its agent "
        "fails.\n"
        "With --loss-policy=fail_job all nodes are started again, as a new job. Default: 0."},
-      {"restart-window-s", "S", "That window. Default: 300."},
+      {"restart-window-s", "S", "The length of that window. Default: 300."},
       {"restart-pause-ms", "MS",
        "The pause before the first of those starts; each further one waits twice as long, at most\n"
        "30 s. Default: 1000."},
       {"min-nodes", "N",
        "With --loss-policy=continue: the fewest nodes with which the job goes on. Default: 1."},
       {"max-nodes", "N",
-       "Where nodes come and go: the most that are there at a time. Ranks get no RANK and no\n"
+       "Where nodes come and go: the largest number at a time. Ranks get no RANK and no\n"
        "WORLD_SIZE."},
       {"gather-ms", "MS",
        "With --loss-policy=continue: how long a job that has --min-nodes waits for all others, or\n"
@@ -380,15 +380,16 @@ Command RunCommand() {
        "MASTER_PORT of the ranks. Default: a free one; with --scheduler, 29500."},
       {"trace", "FILE",
        "Timeline of the first rounds, for Perfetto; with more nodes than one, FILE.<node>."},
-      {"no-prefix", "", "Lines of output without the rank in front."},
+      {"no-prefix", "", "Leaves out the rank at the beginning of each line of output."},
       {"line-prefix", "FORMAT",
-       "What stands in front of lines: %r is the rank, %s stdout or stderr, %t the time, %% a %.\n"
+       "What each line begins with: %r is the rank, %s stdout or stderr, %t the time, %% a %.\n"
        "Default: '[%r] '."},
       {"output-dir", "DIR",
        "Keeps what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too, on its host.\n"
-       "A rank that is started again goes on there."},
-      {"grace-ms", "MS", "What ranks and daemons get between SIGTERM and SIGKILL. Default: 5000."},
-      {"ready-timeout-ms", "MS", "What daemons may take until they serve. Default: 60000."},
+       "A rank that is started again appends to them."},
+      {"grace-ms", "MS",
+       "How long ranks and daemons have between SIGTERM and SIGKILL. Default: 5000."},
+      {"ready-timeout-ms", "MS", "How long daemons may take until they serve. Default: 60000."},
   };
   const std::vector<CommandOption> on_hosts = HostsOptions();
   command.options.insert(command.options.end(), on_hosts.begin(), on_hosts.end());

@@ -215,10 +215,10 @@ Command StatusCommand() {
        "user's talweg run on this machine, else 127.0.0.1:7447."},
       {"agent", "ADDRESS", "Ask one agent only, as for a standalone one, which has no scheduler."},
       {"job", "NAME", "Only this job (the newest of that name)."},
-      {"all", "", "Jobs that have ended lately, too."},
+      {"all", "", "Also shows jobs that have ended lately."},
       {"brief", "", "Only what the scheduler itself knows: nobody else is asked."},
-      {"timeout-ms", "MS", "What each answer may take. Default: 5000."},
-      {"json", "", "As JSON."},
+      {"timeout-ms", "MS", "How long each answer may take. Default: 5000."},
+      {"json", "", "Prints JSON."},
   };
   for (CommandOption& option : CredentialOptions()) command.options.push_back(std::move(option));
   command.run = RunStatus;

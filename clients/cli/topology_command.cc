@@ -56,7 +56,7 @@ Command TopologyCommand() {
   command.details =
       "Asks hwloc what this process may use, and on which NUMA node it lies. HWLOC_XMLFILE names\n"
       "another machine's topology, as lstopo writes it.";
-  command.options = {{"json", "", "As JSON, with each core's CPUs and each GPU's address."}};
+  command.options = {{"json", "", "Prints JSON, with each core's CPUs and each GPU's address."}};
   command.run = RunTopology;
   return command;
 }

@@ -14,6 +14,7 @@ ROOMS = (
     "errors",
     "_version",
     "_calls",
+    "_counted",
     "_call_site",
     "_frameworks",
     "_at_exit",

@@ -35,6 +35,8 @@
 #include "libs/rpc/openssl_types.h"
 #include "libs/rpc/tls_files.h"
 #include "libs/rpc/tokens.h"
+#include "proto/talweg/scheduler/v1/membership.pb.h"
+#include "proto/talweg/scheduler/v1/pool.pb.h"
 
 namespace talweg::rpc {
 namespace {
@@ -167,6 +169,9 @@ TEST_CASE("Authorization: a call without a row is refused, whoever makes it", "[
 
 TEST_CASE("Authorization: a call asks for the job secret if its request has a place for it",
           "[credentials]") {
+  // The linker leaves out files of which nothing is named.
+  REQUIRE(scheduler::v1::JoinRequest::descriptor() != nullptr);
+  REQUIRE(scheduler::v1::RegisterAggregatorRequest::descriptor() != nullptr);
   const auto* pool = google::protobuf::DescriptorPool::generated_pool();
   for (const Rule& rule : Rules()) {
     if (!rule.method.starts_with("/talweg.")) continue;

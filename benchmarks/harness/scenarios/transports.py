@@ -19,7 +19,7 @@ _SIZES = {
     "default": (64 << 10, 1 << 20, 16 << 20),
     "full": (64 << 10, 1 << 20, 4 << 20, 16 << 20),
 }
-_SECONDS = {"smoke": 0.001, "quick": 0.1, "default": 0.3, "full": 1.0}
+_SECONDS = {"smoke": 0.001, "quick": 0.03, "default": 0.3, "full": 1.0}
 
 
 def run(context: Context) -> Section:

@@ -28,7 +28,7 @@ TEST_CASE("talweg_scale: it refuses bools, dtypes that do not exist, and overlap
   std::vector<float> values(8, 1);
   for (const talweg_dtype dtype : {TALWEG_BOOL, static_cast<talweg_dtype>(15)}) {
     CHECK(talweg_scale(dtype, 2, values.data(), values.data(), 8) == TALWEG_INVALID_ARGUMENT);
-    CHECK_THAT(talweg_last_error(), Contains("no float and no integer"));
+    CHECK_THAT(talweg_last_error(), Contains("neither a float nor an integer"));
   }
   CHECK(talweg_scale(TALWEG_F32, 2, values.data(), values.data() + 3, 4) ==
         TALWEG_INVALID_ARGUMENT);

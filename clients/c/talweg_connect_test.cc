@@ -173,7 +173,7 @@ TEST_CASE("A client notices that it has not reached an agent") {
     const Stranger stranger(path, {bytes, bytes + sizeof(text)}, false);
     const TestClient client(path, 0);
     CHECK(client.status() == TALWEG_PROTOCOL);
-    CHECK_THAT(client.error(), Contains(path) && Contains("no message of a Talweg agent"));
+    CHECK_THAT(client.error(), Contains(path) && Contains("not a message of a Talweg agent"));
   }
   SECTION("It sends a Welcome without a control segment") {
     const Stranger stranger(

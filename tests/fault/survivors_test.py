@@ -362,7 +362,7 @@ class SurvivorsTest(unittest.TestCase):
             crew.tell("push", "take", ranks=(1, 2))
             self._check(crew, {4: {1, 2}, 5: set()})
             crew.ranks[1].tell("follow 987654")
-            self._error(crew.ranks[1], "InvalidArgument", "987654", "none of the last ones")
+            self._error(crew.ranks[1], "InvalidArgument", "987654", "not one of the last")
 
     # ----- Other processes die -----
 

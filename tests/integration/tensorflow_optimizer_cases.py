@@ -69,7 +69,7 @@ def optimizers() -> None:
         kinds[0](1.0),
         backward_passes_per_step=0,
     )
-    expect(Exception, "no optimizer", hvd.DistributedOptimizer, object())
+    expect(Exception, "not an optimizer", hvd.DistributedOptimizer, object())
     deprecated = partial(expect_warning, DeprecationWarning, "`num_groups`")
     for module in (hvd, hvd_keras, hvd_tf_keras):
         deprecated(module.DistributedOptimizer, keras.optimizers.SGD(1.0), num_groups=2)

@@ -97,7 +97,7 @@ class MeetingPointTest(unittest.TestCase):
                     with contextlib.suppress(BlockingIOError):
                         answer = connection.recv(4096)
                         break
-                self.assertIn("no line of this protocol", json.loads(answer)["refused"])
+                self.assertIn("not a line of this protocol", json.loads(answer)["refused"])
         self._check_that_nodes_meet()
 
     def test_whoever_says_nothing_keeps_nobody_out(self) -> None:
@@ -143,8 +143,8 @@ class ReachTest(unittest.TestCase):
     def test_whatever_it_says_the_node_looks_on(self) -> None:
         wrong_proof = json.dumps({"nonce": "1", "proof": "\u00e4"}).encode() + b"\n"
         for line, said in (
-            (_NESTED, "no line of this protocol"),
-            (b"5\n", "no line of this protocol"),
+            (_NESTED, "not a line of this protocol"),
+            (b"5\n", "not a line of this protocol"),
             (b"x" * 20000, "answers no line"),
             (wrong_proof, "another secret"),
             (b'{"nonce": 1e999, "proof": "\\ud800"}\n', "another secret"),

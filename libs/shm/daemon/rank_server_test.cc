@@ -94,7 +94,7 @@ TEST_CASE("What lies at the socket's path is replaced, or the server refuses to 
     std::ofstream(config.socket_path) << "precious";
     const auto server = RankServer::Create(config);
     REQUIRE_FALSE(server.ok());
-    CHECK_THAT(server.failure().text, Contains("no socket is there"));
+    CHECK_THAT(server.failure().text, Contains("not a socket is there"));
     CHECK(::access(config.socket_path.c_str(), R_OK) == 0);
   }
   SECTION("The path's directory does not exist") {

@@ -398,7 +398,7 @@ def insides() -> None:
     assert hash(refs) and hvd.util.refs_to_vars(refs) == [variable, [variable]]
     newer = horovod.common.util.is_version_greater_equal_than
     assert newer("2.10.0", "2.9") and newer("2.6.0-rc1", "2.6") and not newer("2.9.3", "2.10")
-    expect(ValueError, "no version", newer, "new", "2.6")
+    expect(ValueError, "not a version", newer, "new", "2.6")
     told = horovod.runner.common.util.env.get_env_rank_and_size
     kept = dict(os.environ)
     try:

@@ -173,7 +173,7 @@ def arguments_of_the_wrong_kind() -> None:
     scaled = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
     expect(wrong, "dequantize()", tw.all_gather, scaled)
     for dtype in ("nope", np.float32, 7):
-        expect(wrong, "no dtype of torch", tw.recv, (4,), peer, dtype)
+        expect(wrong, "not a dtype of torch", tw.recv, (4,), peer, dtype)
     expect(wrong, "got list", tw.grouped_push_pull, [[1.0]])
     assert len(tw.grouped_push_pull(torch.ones(2) for _ in range(3))) == 3
     assert tw.all_gather(torch.tensor([rank])).tolist() == list(range(n))

@@ -352,8 +352,8 @@ class DataPlaneTest(unittest.TestCase):
                 self._check_unharmed(job)
 
     def test_an_aggregator_says_at_its_start_who_can_connect(self) -> None:
-        reads = "libfabric's tcp provider reads what whoever reaches the port sends"
-        proves = "peers prove who they are when they connect, and whoever is on the path can read"
+        reads = "libfabric's tcp provider parses what anybody who reaches the port sends"
+        proves = "peers prove who they are when they connect, and anybody on the path can read"
         users = " I .*users of this machine can reach {}://127.0.0.1:[0-9]+.*: {}"
         others = " W .*agents of other machines can connect to {}://.*: {}"
         with Cluster() as cluster:

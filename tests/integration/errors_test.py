@@ -67,6 +67,7 @@ class ErrorsTest(unittest.TestCase):
         kinds: dict[type[Exception], type[Exception]] = {
             errors.Timeout: TimeoutError,
             errors.InvalidArgument: ValueError,
+            errors.WrongType: TypeError,
             errors.PermissionDenied: PermissionError,
             errors.OutOfMemory: MemoryError,
         }

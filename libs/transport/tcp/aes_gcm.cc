@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/transport/tcp/aes_gcm.h"
 
+#include <cpuid.h>
 #include <openssl/evp.h>
 
 #include "libs/base/check.h"
@@ -71,16 +72,21 @@ class OpenSslAesGcm final : public AesGcm {
   std::unique_ptr<EVP_CIPHER_CTX, ContextFreer> context_;
 };
 
+// Clang 16 has no names for the first two features.
+bool CpuHasVaes() {
+  uint32_t eax = 0;
+  uint32_t ebx = 0;
+  uint32_t ecx = 0;
+  uint32_t edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_VAES) != 0 &&
+         (ecx & bit_VPCLMULQDQ) != 0 && __builtin_cpu_supports("avx512f") != 0;
+}
+
 }  // namespace
 
 AesCode FastestAesCode() { return HasIpsecMb() ? AesCode::kIpsecMb : AesCode::kOpenSsl; }
 
-FasterAes LookForFasterAes() {
-  return {.cpu_can = __builtin_cpu_supports("vaes") != 0 &&
-                     __builtin_cpu_supports("vpclmulqdq") != 0 &&
-                     __builtin_cpu_supports("avx512f") != 0,
-          .problem = IpsecMbProblem()};
-}
+FasterAes LookForFasterAes() { return {.cpu_can = CpuHasVaes(), .problem = IpsecMbProblem()}; }
 
 std::unique_ptr<AesGcm> MakeAesGcm(AesCode code, std::span<const std::byte> key, AesGcm::Use use) {
   if (code == AesCode::kIpsecMb) return MakeIpsecMbAesGcm(key, use);

@@ -46,7 +46,7 @@ _DIGITS = {
     ),
     "worker_tensorflow": (
         f"{_EXAMPLE}/tensorflow/run_tensorflow_byteps.sh",
-        r"est accuracy.* \d",
+        r"\nTest set: accuracy \d",
     ),
 }
 _LAUNCH = "python /usr/local/byteps/launcher/launch.py"

@@ -198,9 +198,16 @@ bool ComesWithHosts(const Arguments& arguments) {
 int RunOnHosts(const Arguments& arguments) {
   const auto is_given = [&](const char* name) { return arguments.Has(name); };
   if (std::none_of(std::begin(kLists), std::end(kLists), is_given)) {
+    std::vector<std::string> given;
+    for (const CommandOption& option : HostsOptions()) {
+      if (arguments.Has(option.name)) given.push_back(absl::StrCat("--", option.name));
+    }
+    const std::string names = absl::StrJoin(given, ", ");
     return Fail(absl::InvalidArgumentError(absl::StrCat(
-        "talweg run: no option names the hosts: give one of --", absl::StrJoin(kLists, ", --"),
-        ", or leave out the options of hosts that come and go")));
+        names, given.size() == 1 ? " is" : " are",
+        " for hosts that come and go, and no option names the hosts: give one of --",
+        absl::StrJoin(kLists, ", --"),
+        "; for a job whose nodes stay, say --nodes and --ranks-per-node in place of ", names)));
   }
   if (const absl::Status status = Check(arguments); !status.ok()) return Fail(status);
   const char* const told = std::getenv("TALWEG_PYTHON");

@@ -45,7 +45,7 @@ LaunchResult Launch::Run() {
   if (phase_ != Phase::kOver) supervisor_.Run(*this);
   supervisor_.EndAll(10'000);
   if (first_ && !result_.report.empty()) {
-    result_.report += supervisor_.WhatItWrote(first_->child);
+    result_.report += supervisor_.WhatItWrote(first_->cause.value_or(first_->child));
   }
   return result_;
 }
@@ -247,22 +247,22 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
   ReleaseHeld(false);
 }
 
-std::optional<int64_t> Launch::FirstFailsSince() const {
-  std::optional<int64_t> first_ns;
+std::optional<std::pair<int64_t, ChildId>> Launch::FirstToFail() const {
+  std::optional<std::pair<int64_t, ChildId>> first;
   for (uint32_t i = 0; i < children_.size(); ++i) {
     const auto [role, node, local_rank] = children_[i];
     if (role != Role::kRank || !supervisor_.running(ChildId(i))) continue;
     const std::optional<int64_t> since_ns = marks_.FailsSince(node, local_rank);
-    if (since_ns && (!first_ns || *since_ns < *first_ns)) first_ns = since_ns;
+    if (since_ns && (!first || *since_ns < first->first)) first = {*since_ns, ChildId(i)};
   }
-  return first_ns;
+  return first;
 }
 
 bool Launch::AwaitsFirst(ChildId rank) const {
   const auto [role, node, local_rank] = At(rank);
   const std::optional<int64_t> own_ns = marks_.FailsSince(node, local_rank);
-  const std::optional<int64_t> first_ns = FirstFailsSince();
-  return first_ns && (!own_ns || *first_ns < *own_ns);
+  const auto first = FirstToFail();
+  return first && (!own_ns || first->first < *own_ns);
 }
 
 void Launch::ReleaseHeld(bool all) {
@@ -502,11 +502,16 @@ void Launch::OnTimerOf(TimerKey key) {
     }
     case Timer::kServes: return SignalNode(index, SIGKILL);
     case Timer::kSuspicion: {
-      if (!std::exchange(suspects_.at(index).rank_fails, true) && FirstFailsSince()) {
+      const auto first = FirstToFail();
+      if (!std::exchange(suspects_.at(index).rank_fails, true) && first) {
         return SetTimer(key, NowNs() + kFailingNs - kSuspicionNs);
       }
-      const auto suspect = suspects_.extract(index);
-      return OnNodeFailure(suspect.mapped().failure);
+      Failure failure = suspects_.extract(index).mapped().failure;
+      if (!first) return OnNodeFailure(failure);
+      failure.cause = first->second;
+      absl::StrAppend(&failure.what, ", after the program of ", supervisor_.name(first->second),
+                      " (pid ", supervisor_.pid(first->second), ") had ended");
+      return OnNodeFailure(failure);
     }
     case Timer::kHeld: return ReleaseHeld(true);
     case Timer::kNode: return Do(index, nodes_.at(index).OnTime(marks_.AnyNeedsAgent(index)));
@@ -532,10 +537,7 @@ void Launch::End(int exit_status, const std::string& report, int signal_number) 
 }
 
 void Launch::Ask(const std::set<Role>& roles, int signal_number) {
-  if (!AnyRunning(roles)) {
-    Enter(static_cast<Phase>(static_cast<int>(phase_) + 1));
-    return;
-  }
+  if (!AnyRunning(roles)) return Enter(static_cast<Phase>(static_cast<int>(phase_) + 1));
   SetTimer({Timer::kPhase, 0}, NowNs() + static_cast<int64_t>(plan_.grace_ms) * 1'000'000);
   SignalRoles(roles, signal_number);
 }

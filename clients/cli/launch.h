@@ -98,6 +98,8 @@ class Launch : public SupervisorEvents {
     ChildId child;
     int exit_status = 0;
     std::string what;
+    // A rank whose program had ended before.
+    std::optional<ChildId> cause = std::nullopt;
   };
 
   const Child& At(ChildId child) const { return children_[child.value()]; }
@@ -124,9 +126,9 @@ class Launch : public SupervisorEvents {
   void OnEarlyAgentEnd(const Failure& failure);
   // A rank or an agent has failed, in kRanks.
   void OnNodeFailure(const Failure& failure);
-  // Returns the first time at which a rank that still runs said that its program has ended;
-  // nullopt: none has.
-  std::optional<int64_t> FirstFailsSince() const;
+  // Returns the rank that first said that its program has ended, of those that still run, and
+  // when; nullopt: none has.
+  std::optional<std::pair<int64_t, ChildId>> FirstToFail() const;
   // Returns whether another rank said so before this one, and has not ended.
   bool AwaitsFirst(ChildId rank) const;
   // Handles the held failures that need not wait any more, or all of them.

@@ -430,6 +430,16 @@ class RunDeathsTest(RunTestCase):
         script = "touch $TALWEG_RUN_FAILS; sleep 3; exit 7"
         status, _, errors = run("--", "sh", "-c", script, FAKE_AGENT_ENDS_WITH="1")
         self.assertEqual(status, 7, errors)
+        # The process of this one does not end in time. Its output says why the agent has ended.
+        script = "echo my own error >&2; touch $TALWEG_RUN_FAILS; exec sleep 1000"
+        status, _, errors = run("--", "sh", "-c", script, FAKE_AGENT_ENDS_WITH="5")
+        self.assertEqual(status, 5, errors)
+        self.assertRegex(
+            errors,
+            r"talweg-agent of node 0 \(pid \d+\) ended before its ranks: exit status 5, after the "
+            r"program of rank 0 \(pid \d+\) had ended; the run was ended\n"
+            r"rank 0's last lines:\n    my own error\n",
+        )
         status, _, errors = run("--", "sleep", "1000", FAKE_AGENT_ENDS_WITH="5")
         self.assertEqual(status, 5)
         self.assertIn("talweg-agent of node 0", errors)

@@ -369,6 +369,10 @@ class UsageTest(unittest.TestCase):
     def test_hosts_that_come_and_go(self) -> None:
         hosts = ["run", "--hosts=a"]
         self.check("run", "--min-ranks=2", "x", expected="no option names the hosts")
+        self.check(
+            *["run", "--nodes=2", "--ranks=2", "x"],
+            expected="say --nodes and --ranks-per-node in place of --ranks\n",
+        )
         self.check(*hosts, "--hostfile=b", "x", expected="give one of --hosts, --hostfile, --host-")
         self.check(*hosts, expected="no program; write it after --")
         self.check(

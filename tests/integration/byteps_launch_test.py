@@ -479,6 +479,10 @@ class CommandsTest(unittest.TestCase):
                 "DMLC_NUM_SERVER and DMLC_PS_ROOT",
             ),
             ({"DMLC_NUM_WORKER": "2"}, "DMLC_NUM_SERVER and DMLC_PS_ROOT_URI"),
+            (
+                shared(DMLC_NUM_SERVER=""),
+                "DMLC_NUM_SERVER must be set: a worker needs it, unless its job has only one worker",
+            ),
             (shared(), "DMLC_WORKER_ID must be set"),
             (shared(DMLC_WORKER_ID="2"), "DMLC_WORKER_ID is 2; .* must be 0 to 1"),
             (

@@ -268,7 +268,7 @@ class HorovodrunTest(unittest.TestCase):
                 "--blacklist-cooldown-range is 9 3; it must be two numbers",
             ),
             (["-np", "0", "x"], "-np is 0"),
-            (["x"], "-np is None"),
+            (["x"], "-np is missing: say how many ranks to start"),
             (["-np", "2"], "no program"),
             (["-np", "2", "-H", "a:1", "--hostfile", "f", "x"], "both given"),
             (

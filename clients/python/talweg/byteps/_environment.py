@@ -73,7 +73,8 @@ _ROLES = [
         "DMLC_NUM_SERVER",
         number(1, 65536),
         "1",
-        "How many aggregators a worker waits for before it joins.",
+        "How many aggregators a worker waits for before it joins. Must be set where the job has "
+        "several workers.",
     ),
     _honoured(
         "DMLC_INTERFACE",

@@ -65,7 +65,7 @@ def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
     forced = TABLE.switch(environment, "BYTEPS_FORCE_DISTRIBUTED")
     if workers > 1 or forced:
         needed = ["DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"]
-        _needed(environment, needed, f"a {role} of a job with a scheduler needs them")
+        _needed(environment, needed, f"a {role} needs it, unless its job has only one worker")
     worker = worker_of(environment, local_size) if role == "worker" else None
     if role == "worker" and worker is None and (workers > 1 or forced):
         _needed(environment, ["DMLC_WORKER_ID"], f"it says which of {workers} workers this is")

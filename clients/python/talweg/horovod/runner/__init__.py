@@ -138,7 +138,11 @@ def check(options: Any) -> None:
 def check_options(options: Any) -> None:
     """Checks the options before the program, as check() does."""
     TABLE.check(variables_of(options))
-    if options.num_proc is None or options.num_proc < 1:
+    if options.num_proc is None:
+        raise InvalidArgument(
+            "-np is missing: say how many ranks to start, as in horovodrun -np 2 python train.py"
+        )
+    if options.num_proc < 1:
         raise InvalidArgument(
             f"-np is {options.num_proc}; it must be a number of ranks, at least 1"
         )

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "clients/cli/status.h"
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "clients/cli/table.h"
 #include "libs/base/bytes.h"
@@ -131,6 +134,17 @@ void AddAgentRounds(const agent::v1::GetStatusResponse& agent, uint32_t rank_bas
       default: break;
     }
   }
+}
+
+// Returns how to ask a daemon whose admin port other hosts cannot reach; nothing for others.
+std::string OfOwnHost(const std::string& address) {
+  const std::vector<std::string> loopback = {"127.0.0.", "[::1]:", "localhost:"};
+  if (std::none_of(loopback.begin(), loopback.end(),
+                   [&](const std::string& prefix) { return absl::StartsWith(address, prefix); })) {
+    return "";
+  }
+  return absl::StrCat(" (", Plain(address), " serves its own host alone: ask there, or start it ",
+                      "with --admin_listen=0.0.0.0:0)");
 }
 
 std::string RoundsText(const std::vector<WaitingRound>& rounds, const std::string& indent) {
@@ -282,8 +296,8 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
   }
   for (const AgentAnswer& answer : facts.agents) {
     if (answer.job_id != summary.job_id() || answer.error.empty()) continue;
-    absl::StrAppend(&text, "  agent of node ", answer.node_rank,
-                    " did not answer: ", Plain(answer.error), "\n");
+    absl::StrAppend(&text, "  agent of node ", answer.node_rank, " did not answer: ",
+                    Plain(answer.error), OfOwnHost(answer.address), "\n");
   }
   text += RoundsText(WaitingRounds(facts, job), "  ");
   return text;
@@ -322,7 +336,7 @@ std::string PoolText(const StatusFacts& facts) {
   for (const auto& [name, answer] : facts.aggregators) {
     if (answer.error.empty()) continue;
     absl::StrAppend(&text, "  aggregator ", Plain(name), " did not answer: ", Plain(answer.error),
-                    "\n");
+                    OfOwnHost(answer.address), "\n");
   }
   return text;
 }

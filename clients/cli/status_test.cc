@@ -151,7 +151,21 @@ TEST_CASE("status: a node that does not answer is awaited as a node", "[cli]") {
   StatusFacts facts = TwoNodes();
   facts.agents[1].error = "deadline exceeded";
   CHECK(WaitingRounds(facts, facts.jobs[0])[0].For() == "node 1");
-  CHECK_THAT(StatusText(facts), Contains("agent of node 1 did not answer: deadline exceeded"));
+  CHECK_THAT(StatusText(facts), Contains("agent of node 1 did not answer: deadline exceeded\n"));
+}
+
+TEST_CASE("status: who serves its own host alone is told how others can ask", "[cli]") {
+  StatusFacts facts = TwoNodes();
+  facts.agents[1].error = "connection refused";
+  for (const std::string address : {"127.0.0.1:4711", "[::1]:4711"}) {
+    facts.agents[1].address = address;
+    CHECK_THAT(StatusText(facts),
+               Contains("agent of node 1 did not answer: connection refused (" + address +
+                        " serves its own host alone: ask there, or start it with "
+                        "--admin_listen=0.0.0.0:0)\n"));
+  }
+  facts.agents[1].address = "10.0.0.1:4711";
+  CHECK_THAT(StatusText(facts), Contains("did not answer: connection refused\n"));
 }
 
 TEST_CASE("status: the text has the facts", "[cli]") {

@@ -134,5 +134,8 @@ def current() -> Client:
     """Returns this process's client. Raises NotInitialized before connect()."""
     client = _current
     if client is None:
-        raise NotInitialized("Talweg is not initialized in this process: call talweg.init() first")
+        raise NotInitialized(
+            "Talweg is not initialized in this process: call init() first, as talweg.init(), or "
+            "bps.init() or hvd.init() in a program for BytePS or Horovod"
+        )
     return client

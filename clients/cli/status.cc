@@ -296,8 +296,8 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
   }
   for (const AgentAnswer& answer : facts.agents) {
     if (answer.job_id != summary.job_id() || answer.error.empty()) continue;
-    absl::StrAppend(&text, "  agent of node ", answer.node_rank, " did not answer: ",
-                    Plain(answer.error), OfOwnHost(answer.address), "\n");
+    absl::StrAppend(&text, "  agent of node ", answer.node_rank,
+                    " did not answer: ", Plain(answer.error), OfOwnHost(answer.address), "\n");
   }
   text += RoundsText(WaitingRounds(facts, job), "  ");
   return text;

@@ -20,6 +20,7 @@
 #include "services/agent/byte_work.h"
 #include "services/agent/core_runner.h"
 #include "services/agent/device_rounds.h"
+#include "services/agent/entry_wait.h"
 #include "services/agent/job_link.h"
 #include "services/agent/rank_desk.h"
 #include "services/agent/rank_words.h"
@@ -165,6 +166,7 @@ class AgentDriver final : public PeerEvents {
   RoundWaits waits_;
   AgentLife life_;
   SchedulerContact scheduler_;
+  EntryWait entry_;
   CoreRunner runner_;
   std::unique_ptr<TensorMemory> memory_;
   ByteWork bytes_;

@@ -3,6 +3,7 @@
 // The agent's life: events of the scheduler, Stop, and the end.
 #include <unistd.h>
 
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -29,6 +30,7 @@ view::View WithKeys(view::View view) {
 
 void AgentDriver::OnView(const view::View& view) {
   job_ = view.job;
+  entry_.End();
   if (!link_->IsAlone()) {
     telemetry::Log(telemetry::LogLevel::kInfo, "view of epoch ", view.epoch, ": ",
                    Counted(view.members.size(), "member"), ", ", Counted(view.RankCount(), "rank"),
@@ -51,6 +53,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
         using E = std::decay_t<decltype(e)>;
         if constexpr (std::is_same_v<E, rpc::Joined>) {
           job_ = e.job;
+          entry_.OnJoined(NowNs());
           telemetry::Log(telemetry::LogLevel::kInfo, "joined job '", options_.job_name, "' (",
                          e.job, ") as node ", options_.self.node.value());
         } else if constexpr (std::is_same_v<E, rpc::JoinRefused>) {
@@ -61,6 +64,7 @@ void AgentDriver::OnMemberEvent(const rpc::MemberEvent& event) {
         } else if constexpr (std::is_same_v<E, rpc::JobFailed> ||
                              std::is_same_v<E, rpc::LeaseLost>) {
           runner_.FailJob(e.text);
+          entry_.End();
         } else if constexpr (std::is_same_v<E, rpc::QuiesceRequested>) {
           runner_.Deliver([this, e](pipeline::Effects& out) {
             runner_.core().OnQuiesce(e.id, e.step, NowNs(), out);
@@ -112,6 +116,12 @@ LifeSight AgentDriver::Look() const {
 }
 
 void AgentDriver::Live() {
+  if (const std::optional<int64_t> waited_s = entry_.Notice(NowNs())) {
+    telemetry::Log(telemetry::LogLevel::kWarning, "node ", options_.self.node.value(),
+                   " waits since ", *waited_s, " s to take part in job '", options_.job_name,
+                   "': other nodes, ranks or an aggregator are missing; talweg status --scheduler=",
+                   options_.scheduler, " says which");
+  }
   switch (life_.Advance(Look(), NowNs())) {
     case LifeStep::kNone: return;
     case LifeStep::kServeOthers: return Restart();

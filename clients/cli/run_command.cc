@@ -289,7 +289,10 @@ absl::Status UseDirectory(const std::string& directory, RunPlan& plan) {
   plan.directory = directory;
   if (!plan.starts_scheduler()) return absl::OkStatus();
   plan.secret_file = absl::StrCat(directory, "/secret");
-  return config::MakeSecretFile(plan.secret_file);
+  const absl::Status made = config::MakeSecretFile(plan.secret_file);
+  if (made.ok()) return made;
+  return absl::Status(made.code(), absl::StrCat(made.message(), " (make room there, or let ",
+                                                "TMPDIR name another directory)"));
 }
 
 Command RunCommand() {

@@ -143,6 +143,27 @@ class RunTest(RunTestCase):
             self.assertEqual((status, output), (0, "[0] ::1\n"), errors)
             self.assertEqual("--admin_listen=[::1]:0" in agent, bool(options), agent)
 
+    def test_a_directory_that_is_full(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+            # No file of this process may have a byte, as where a disk is full.
+            line = ["sh", "-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" run --nodes=2 true", TOOL]
+            environment = {**os.environ, "TMPDIR": directory, "XDG_RUNTIME_DIR": ""}
+            done = subprocess.run(
+                line,
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            self.assertEqual(os.listdir(directory), [])
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(
+            done.stderr,
+            rf"talweg: write secret file '{directory}/talweg-run-\w+/secret': File too large "
+            r"\(make room there, or let TMPDIR name another directory\)\n",
+        )
+
     def test_an_output_directory_that_cannot_be_made(self) -> None:
         status, _, errors = run("--output-dir=/proc/nothing", "true")
         self.assertEqual(status, 126, errors)  # 127 would say that the program is not there.

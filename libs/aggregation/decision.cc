@@ -124,9 +124,12 @@ std::variant<wire::Decision, Contradiction, LostRound> Decide(const DecideInput&
       input.reports.begin(), input.reports.end(),
       [lo](const MemberReport& candidate) { return candidate.report.contributed > lo; });
   if (input.is_dead && is_open) {
-    return wire::Decision{.round = lo.Next(),
-                          .verdict = wire::Verdict::kAbort,
-                          .text = "a rank that it needs has left the job"};
+    return wire::Decision{
+        .round = lo.Next(),
+        .verdict = wire::Verdict::kAbort,
+        .text =
+            "a rank that it needs is gone; end the step (in Python: "
+            "end_step()), or use a root or a process set of ranks that are there"};
   }
   return wire::Decision{.round = lo.Next(), .verdict = wire::Verdict::kRedo};
 }

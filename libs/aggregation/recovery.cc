@@ -117,7 +117,7 @@ void Recovery::DecideTensor(AggregatorTensor& tensor, Effects& out) {
   }
   if (const auto* lost = std::get_if<LostRound>(&decided)) {
     ++counters_->rounds_lost;
-    poison(lost->text + "; go on under another name");
+    poison(lost->text + "; end the step, or go on under another name");
     return;
   }
   wire::Decision& decision = std::get<wire::Decision>(decided);

@@ -23,7 +23,8 @@ void Rounds::Queue(AgentTensor& tensor, Effects& out) {
             (lost_root ? "its root (local rank " + std::to_string(tensor.root_local_rank.value()) +
                              " of node " + std::to_string(tensor.root_member.node.value()) + ")"
                        : "one of its ranks") +
-            " is gone; go on under another name with ranks that are there",
+            " is gone; end the step (in Python: end_step()), or use a root or a process set of "
+            "ranks that are there",
         out);
     return;
   }

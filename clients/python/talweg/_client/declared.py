@@ -7,11 +7,16 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from talweg._client.in_place import Buffer
 from talweg._declaration import Declaration, Op
 from talweg._library import native
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
+
+
+def _no_round() -> None:
+    """Stands for the last round of a tensor that has not been pushed yet."""
 
 
 @dataclass
@@ -24,6 +29,8 @@ class Declared:
     on_host: bool  # This rank may push the tensor from host memory.
     buffer: Buffer | None = None  # Where the ranks sum the tensor in place.
     signature: int = field(init=False)  # Each round is signed with it.
+    # Returns the handle of the last round that has one, as long as somebody holds the handle.
+    last: Callable[[], Any] = _no_round
 
     def __post_init__(self) -> None:
         self.signature = self.declaration.signature

@@ -50,6 +50,12 @@ class CallChannel(Channel):
         self.slots: Slots | None = None  # For tensors that are reduced again and again.
         self.sites = Sites()
 
+    def text_of(self, call: str) -> str:
+        """Returns how error texts name a call of the channel: "all_gather 'rows'"."""
+        if self.title.startswith(("talweg.collectives", "a call without")):
+            return f"{call} without a name"
+        return f"{call} '{self.title}'"
+
     def control(self) -> int:
         """The tensor in which ranks say what they call."""
         shares = (OWN, WHOLE)

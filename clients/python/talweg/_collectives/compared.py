@@ -25,7 +25,7 @@ from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives import one_call
 from talweg._collectives.call_channel import CallChannel
-from talweg._collectives.channels import Job, Steps
+from talweg._collectives.channels import Channel, Job, Steps
 from talweg._collectives.collectives import JobHandle
 from talweg._collectives.kinds import Given, Rows
 from talweg._collectives.scaling import NO_FACTORS
@@ -54,8 +54,8 @@ def compare(channel: CallChannel, given: Given, priority: int) -> Steps:
 
 
 @dataclass(eq=False)
-class _Compared(JobHandle):
-    """A call that is compared first. The result of `job`, the comparison, is the call's handle."""
+class _MadeLater(JobHandle):
+    """A call that is made when `job` is done. The job's result is the handle of the call itself."""
 
     @property
     def _made(self) -> Handle | None:
@@ -105,7 +105,7 @@ class _Compared(JobHandle):
 
 
 class Comparisons:
-    """The open comparisons of one client. A step ends, or a rank joins, after they are over."""
+    """The calls of one client that are made later. A step ends, or a rank joins, after that."""
 
     def __init__(self, client: Client) -> None:
         self._open: deque[Job] = deque()
@@ -140,7 +140,12 @@ def start(
         yield from compare(channel, given, priority)
         return make()
 
+    return later(client, channel, steps, is_async)
+
+
+def later(client: Client, channel: Channel, steps: Callable[[], Steps], is_async: bool) -> Handle:
+    """Makes a call at the end of `steps`, whose result is the handle of the call itself."""
     job = Job(channel, [steps])
     client.companion(Comparisons).add(job)
     channel.submit(job, is_async)
-    return _Compared(client, 0, 0, channel.title, job=job)
+    return _MadeLater(client, 0, 0, channel.name, job=job)

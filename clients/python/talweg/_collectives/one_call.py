@@ -12,6 +12,7 @@ from talweg._collectives.call_data import Parts, ReducedData, carry
 from talweg._collectives.callers import callers
 from talweg._collectives.channels import Steps, Wait
 from talweg._collectives.kinds import INLINE_BYTES, NO_SLOT, WANTS_SLOT, Given, Rows
+from talweg._collectives.lost_ranks import lost_rank
 from talweg._collectives.words import (
     Caller,
     Said,
@@ -28,7 +29,10 @@ from talweg.errors import Aborted, Mismatch
 
 def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
     """The steps of one call."""
-    return _Call(channel, given, priority).steps()
+    try:
+        return (yield from _Call(channel, given, priority).steps())
+    except Aborted as aborted:
+        raise lost_rank(aborted, channel.text_of(given.call or given.kind.name)) from None
 
 
 class _Call:

@@ -58,9 +58,14 @@ class ProcessSet:
         `operation`.
         """
         if self.ranks[-1] >= client.size:
+            since = (
+                ", which have got new numbers in end_step(): make a set of these"
+                if client.connection.view_suffix
+                else ""
+            )
             raise InvalidArgument(
                 f"{operation}: {self} has rank {self.ranks[-1]}, but the job has {client.size} "
-                f"ranks (0 to {client.size - 1})"
+                f"ranks (0 to {client.size - 1}){since}"
             )
         if client.rank not in self.ranks:
             raise InvalidArgument(

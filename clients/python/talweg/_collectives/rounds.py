@@ -29,8 +29,10 @@ compare them instead (compared.py), and each is a round of a settled tensor.
 from __future__ import annotations
 
 import ctypes
+import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,7 @@ from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.channels import Job, Steps, Wait
 from talweg._collectives.collectives import JobHandle
 from talweg._collectives.kinds import ALL_REDUCE, BROADCAST, Given, Rows
+from talweg._collectives.lost_ranks import lost_rank
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._collectives.words import DIMENSIONS_MAX
@@ -52,6 +55,8 @@ from talweg.errors import Mismatch, TalwegError, Timeout
 # How many calls without a name may be under way at once. Further calls wait for their turn.
 _TURNS = 2
 _NAMELESS = "a call without a name"
+# No lock is waited for longer, in seconds.
+_LOCK_S_MAX = 1e8
 _REMEDY = "all ranks must use a name for the same in the same call"
 
 
@@ -75,8 +80,17 @@ class Brought:
     shape: tuple[int, ...] = ()
 
 
-def start(client: Client, name: str | None, group: Group, brought: Brought) -> Handle:
-    """Starts a round of push_pull or broadcast, of a tensor in host memory."""
+def start(
+    client: Client,
+    name: str | None,
+    group: Group,
+    brought: Brought,
+    site: CallSite | None = None,
+) -> Handle:
+    """Starts a round of push_pull or broadcast, of a tensor in host memory.
+
+    `site` is where the program has made the call, if it does not make it now.
+    """
     if name is None:
         turns = 1 if client.nodes_change else _TURNS
         turn = client.count_nameless(group.suffix) % turns
@@ -95,19 +109,19 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
     if mismatch is not None:
         return _failed(client, wire_name, mismatch)
     settled = leaving = None
-    site = call_site()
+    site = site or call_site()
     if not client.tensors.is_free(wire_name):
         settled = client.tensors.settled_otherwise(wire_name, brought.declaration)
         if settled is None:
             return _push(client, wire_name, brought)
-    _require(client, f"tensor '{wire_name}'", brought.declaration)  # Before others are told.
+    require(client, f"tensor '{wire_name}'", brought.declaration)  # Before others are told.
     if settled is not None:
         leaving = _leave(client, settled, brought, site)
         client.tensors.free(wire_name)
     return _as_collective(client, f"{name}.free", name, group, brought, leaving, site=site)
 
 
-def _require(client: Client, what: str, declaration: Declaration) -> None:
+def require(client: Client, what: str, declaration: Declaration) -> None:
     """Raises InvalidArgument if no round can have this declaration."""
     client.check_push(declaration)
     declaration.require(what)
@@ -118,10 +132,20 @@ def _require(client: Client, what: str, declaration: Declaration) -> None:
 
 @dataclass(eq=False)
 class _SettledRound(Handle):
-    """A round of a settled name."""
+    """A round of a settled name.
+
+    Two threads may take it: the caller's, and one that carries on the calls that are queued after
+    it.
+    """
 
     declared: Declared | None = None
     over: bool = False  # Whether the tensor may be pushed again.
+    call: str = ""  # How error texts name a call without a name.
+    taking: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        assert self.declared is not None
+        self.declared.last = weakref.ref(self)
 
     def __del__(self) -> None:
         if not self.over and not self.client.is_closed:
@@ -131,8 +155,28 @@ class _SettledRound(Handle):
         if not self.over:
             call_when_over(self, self.client.left.leave(self))
 
+    def is_complete(self, connection: native.Connection) -> bool:
+        return self.over or super().is_complete(connection)
+
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
         """Does the same as Handle.take(). Timeout leaves the round open."""
+        if timeout_s is None:
+            self.taking.acquire()
+        else:
+            native_arguments.nanoseconds(timeout_s)  # Raises InvalidArgument for an invalid time.
+            if not self.taking.acquire(timeout=min(timeout_s, _LOCK_S_MAX)):
+                raise Timeout(
+                    f"{self.title}: not complete after {timeout_s} s; synchronize() again"
+                )
+        try:
+            if not self.over:
+                self._take(connection, timeout_s)
+            elif self.failure is not None:
+                raise self.failure
+        finally:
+            self.taking.release()
+
+    def _take(self, connection: native.Connection, timeout_s: float | None) -> None:
         try:
             super().take(connection, timeout_s)
         except Mismatch as mismatch:
@@ -140,9 +184,12 @@ class _SettledRound(Handle):
             assert self.declared is not None
             self.failure = disagreed(self.client, self.declared, mismatch)
             raise self.failure from None
-        except TalwegError as failure:
-            self.over = not isinstance(failure, Timeout)
+        except Timeout:
             raise
+        except TalwegError as failure:
+            self.failure = lost_rank(failure, self.call)
+            self.over = True
+            raise self.failure from None
         self.over = True
 
 
@@ -200,16 +247,16 @@ def on_gpu(client: Client, inner: Handle) -> Handle:
     )
 
 
-def _push(client: Client, wire_name: str, brought: Brought) -> Handle:
+def _push(client: Client, wire_name: str, brought: Brought, call: str = "") -> Handle:
     client.check_push(brought.declaration)
     try:
         declared = client.tensors.declare(wire_name, brought.declaration, brought.priority)
     except Mismatch as mismatch:
         return _failed(client, wire_name, mismatch)
-    return _push_declared(client, declared, brought)
+    return _push_declared(client, declared, brought, call)
 
 
-def _push_declared(client: Client, declared: Declared, brought: Brought) -> Handle:
+def _push_declared(client: Client, declared: Declared, brought: Brought, call: str = "") -> Handle:
     declaration, factors, address = brought.declaration, brought.factors, brought.address
     scaled: Any = None
     if factors.prescale != 1.0:
@@ -229,6 +276,7 @@ def _push_declared(client: Client, declared: Declared, brought: Brought) -> Hand
         (brought.keep, scaled),
         _both(scale, brought.finish),
         declared=declared,
+        call=call,
     )
 
 
@@ -359,21 +407,23 @@ def start_nameless(
     Calls with different `of` have separate orders, each with its own `turn`s.
     """
     declaration = brought.declaration
-    _require(client, _NAMELESS, declaration)
+    require(client, _NAMELESS, declaration)
+
+    call = f"{_call_of(declaration)} without a name"
 
     def push(brought: Brought) -> Handle:
         return client.start(
-            None, declaration, lambda name: _push(client, name, brought), group.suffix, of
+            None, declaration, lambda name: _push(client, name, brought, call), group.suffix, of
         )
 
     if client.is_alone:
         return push(brought)
     if not client.nodes_change:
         return _as_collective(client, turn, _NAMELESS, group, brought, site=call_site())
-    kept = _kept(client, brought)
+    own = kept(client, brought)
     channel = channel_named(client, turn, group, _NAMELESS)
-    given = _given(client, kept, call_site())
-    return compared.start(client, channel, given, kept.priority, kept.is_async, lambda: push(kept))
+    given = _given(client, own, call_site())
+    return compared.start(client, channel, given, own.priority, own.is_async, lambda: push(own))
 
 
 def compare_nameless(client: Client, brought: Brought) -> None:
@@ -390,11 +440,15 @@ def compare_nameless(client: Client, brought: Brought) -> None:
         raise job.failure
 
 
+def _call_of(declaration: Declaration) -> str:
+    return "broadcast" if declaration.op is Op.BROADCAST else "push_pull"
+
+
 def _gives(client: Client, declaration: Declaration) -> bool:
     return declaration.op is not Op.BROADCAST or declaration.root_rank == client.rank
 
 
-def _kept(client: Client, brought: Brought) -> Brought:
+def kept(client: Client, brought: Brought) -> Brought:
     """Returns `brought` with bytes that stay unchanged until the result is there."""
     if brought.stays or not _gives(client, brought.declaration):
         return brought
@@ -419,7 +473,7 @@ def _given(client: Client, brought: Brought, site: CallSite | None) -> Given:
         declaration.dtype,
         brought.factors,
         site=site,
-        call="push_pull" if reduces else "broadcast",
+        call=_call_of(declaration),
     )
 
 
@@ -433,7 +487,7 @@ def _as_collective(
     *,
     site: CallSite | None,
 ) -> JobHandle:
-    given = _given(client, _kept(client, brought), site)
+    given = _given(client, kept(client, brought), site)
     channel = channel_named(client, channel_name, group, title, in_one=True)
     job = Job(channel, [lambda: _call(leaving, channel, given, brought.priority)])
     channel.submit(job, brought.is_async)

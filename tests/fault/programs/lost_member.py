@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of lost_members_test.py: calls of groups that lose a member, and what then helps.
+
+The argument is the rank that dies. The job has four nodes with one rank each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import talweg
+
+_VICTIM = int(sys.argv[1])
+_ONES = np.ones(4, np.float32)
+
+
+def _aborted(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    try:
+        call(*arguments, **options)
+    except talweg.Aborted as aborted:
+        return str(aborted)
+    raise AssertionError(f"{call} has a result")
+
+
+def calls_that_need_the_lost_rank() -> None:
+    """Each error names the call as the program knows it, and says what helps."""
+    rows: Any = np.ones((talweg.size(), 2))
+    big: Any = np.ones((talweg.size(), 20_000))
+    for title, text in (
+        ("all_gather 'rows'", _aborted(talweg.all_gather, _ONES, "rows")),
+        ("all_gather 'rows'", _aborted(talweg.all_gather, _ONES, "rows")),
+        ("all_gather without a name", _aborted(talweg.all_gather, _ONES)),
+        ("all_gather without a name", _aborted(talweg.all_gather, big)),
+        ("reduce_scatter without a name", _aborted(talweg.reduce_scatter, rows)),
+        ("reduce_scatter 'big'", _aborted(talweg.reduce_scatter, big, "big")),
+        ("all_to_all without a name", _aborted(talweg.all_to_all, rows)),
+        ("broadcast without a name", _aborted(talweg.broadcast, rows, _VICTIM)),
+        ("tensor 'named'", _aborted(talweg.broadcast, rows, _VICTIM, "named")),
+    ):
+        assert text.startswith(f"{title}") and "end_step()" in text, text
+        assert "talweg." not in text and "process set" in text, text
+
+
+def a_set_with_the_lost_rank(name: str) -> None:
+    """Its sums go on without the rank; its gathers do not."""
+    process_set = talweg.ProcessSet(sorted({_VICTIM, 1, 2}))
+    if process_set.included():
+        total = talweg.push_pull(_ONES, name, talweg.Op.SUM, process_set=process_set)
+        assert (total == 2).all(), total
+        text = _aborted(talweg.all_gather, _ONES, process_set=process_set)
+        assert text.startswith("all_gather without a name: one of its ranks is gone"), text
+
+
+def a_set_of_survivors(ranks: list[int]) -> None:
+    process_set = talweg.ProcessSet(ranks)
+    mine: Any = np.array([talweg.rank()])
+    assert talweg.all_gather(mine, process_set=process_set).tolist() == ranks
+    total = talweg.push_pull(_ONES, "of survivors", talweg.Op.SUM, process_set=process_set)
+    assert (total == len(ranks)).all(), total
+
+
+def main() -> int:
+    talweg.init()
+    size = talweg.size()
+    survivors = [rank for rank in range(size) if rank != _VICTIM]
+    for process_set in (talweg.ProcessSet(sorted({_VICTIM, 1, 2})), None):
+        if process_set is None or process_set.included():
+            talweg.all_gather(_ONES, process_set=process_set)
+    talweg.barrier()
+    if talweg.rank() == _VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls_that_need_the_lost_rank()
+    a_set_with_the_lost_rank("of some")
+    a_set_of_survivors(survivors)
+    change = talweg.end_step()
+    assert change is not None and talweg.size() == size - 1, change
+    # Ranks have new numbers. The old set means those that have its numbers now.
+    everyone = list(range(size - 1))
+    assert talweg.all_gather(np.array([talweg.rank()])).tolist() == everyone
+    assert talweg.all_gather(np.array([talweg.rank()]), "rows").tolist() == everyone
+    a_set_of_survivors(everyone)
+    if talweg.rank() in survivors:
+        try:
+            talweg.all_gather(_ONES, process_set=talweg.ProcessSet([1, 2, 3]))
+        except talweg.InvalidArgument as error:
+            assert "has rank 3" in str(error) and "end_step()" in str(error), error
+        else:
+            raise AssertionError("a set with a rank that there is not")
+    print("has ended well", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

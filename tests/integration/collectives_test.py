@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import unittest
 from collections.abc import Sequence
 
@@ -35,7 +36,17 @@ class CollectivesTest(unittest.TestCase):
         _run([2, 1], aggregators=2)
 
     def test_torch(self) -> None:
-        job.run(job.command("torch_collectives.py", nodes=1, ranks=2))
+        job.run(job.command("torch_collectives.py", ["[2]"], nodes=1, ranks=2))
+
+    def test_torch_on_two_nodes(self) -> None:
+        job.run(
+            job.command("torch_collectives.py", ["[2, 1]"], nodes=2, ranks=(2, 1), aggregators=2)
+        )
+
+    def test_calls_of_a_name_whose_round_is_open(self) -> None:
+        job.run(job.command("open_names.py", nodes=1, ranks=3))
+        job.run(job.command("open_names.py", nodes=2, ranks=(1, 2), aggregators=2))
+        job.run([sys.executable, "-P", str(job.PROGRAMS / "open_names.py")])
 
 
 if __name__ == "__main__":

@@ -14,28 +14,35 @@ for PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from talweg import _at_exit, _client
-from talweg._arguments import chosen_op, listed, takes_old_order
-from talweg._client import Handle, group_of
-from talweg._client.left_rounds import finish_call
-from talweg._collectives import objects, rounds
+from talweg._client import Handle
+from talweg._collectives import objects
 from talweg._collectives.numpy_calls import COLLECTIVES as _calls
-from talweg._collectives.numpy_calls import contiguous, real_pairs
+from talweg._collectives.numpy_rounds import (
+    broadcast,
+    broadcast_async,
+    grouped_broadcast,
+    grouped_broadcast_async,
+    grouped_push_pull,
+    grouped_push_pull_async,
+    grouped_push_pull_async_inplace,
+    grouped_push_pull_inplace,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_inplace,
+)
 from talweg._collectives.process_sets import Group, ProcessSet
-from talweg._collectives.scaling import NO_FACTORS, Factors
-from talweg._declaration import Declaration, DType, Op, numpy_dtype
+from talweg._declaration import DType, Op
 from talweg._declaring import declare, declare_in_place
 from talweg._elastic.membership import membership_of
 from talweg._elastic.outlive import rejoin
 from talweg._elastic.sampler import ElasticSampler
 from talweg._elastic.state import State
 from talweg._elastic.views import Change, Member
-from talweg._library.native_arguments import check_name_and_priority
 from talweg._version import __version__
 from talweg.errors import (
     Aborted,
@@ -118,8 +125,12 @@ __all__ = [
     "grouped_all_gather_async",
     "grouped_all_to_all",
     "grouped_all_to_all_async",
+    "grouped_broadcast",
+    "grouped_broadcast_async",
     "grouped_push_pull",
     "grouped_push_pull_async",
+    "grouped_push_pull_async_inplace",
+    "grouped_push_pull_inplace",
     "grouped_reduce_scatter",
     "grouped_reduce_scatter_async",
     "init",
@@ -287,168 +298,6 @@ send = _calls.send
 send_async = _calls.send_async
 
 
-_old_order = takes_old_order("op", "name", "priority", "timeout_s")
-
-
-def _start(
-    array: np.ndarray,
-    out: np.ndarray,
-    op: Op,
-    name: str | None,
-    priority: int,
-    root_rank: int,
-    process_set: ProcessSet | None,
-    factors: Factors = NO_FACTORS,
-    is_blocking: bool = False,
-) -> Handle:
-    client = _client.current()
-    operation = "broadcast" if op is Op.BROADCAST else "push_pull"
-    group = Group(client, process_set, operation)
-    group.require_root(root_rank if op is Op.BROADCAST else group.ranks[0], operation)
-    source = real_pairs(contiguous(array), op)
-    dtype = numpy_dtype(source.dtype)
-    factors.require(dtype, operation)
-    return rounds.start(
-        client,
-        name,
-        group,
-        rounds.Brought(
-            Declaration(dtype, source.size, op, root_rank, group.listed, source.shape),
-            source.ctypes.data,
-            out.ctypes.data,
-            out,
-            (source, out),
-            priority,
-            factors,
-            stays=is_blocking or out is array,
-            is_async=not is_blocking,
-        ),
-    )
-
-
-@_old_order
-def push_pull_async(
-    array: np.ndarray,
-    name: str | None = None,
-    op: Op | None = None,
-    *,
-    average: bool = True,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    priority: int = 0,
-) -> Handle:
-    """Starts a round of `array` and returns its handle. The array may be changed at once.
-
-    Takes arrays of any shape: f32, f64, f16, integers of 8 to 64 bits with and without a sign, bool
-    (min, max and bitwise), complex64 and complex128 (sum and average). `op` combines the ranks'
-    elements. Without `op` they are averaged, or summed if `average` is False. There is no average
-    of integers, no bitwise operation on floats, no sum, average or product of bools. Rounds with a
-    larger `priority` overtake others. Rounds without a name are matched by the order of these
-    calls, which must be the same at every rank; two are under way at once, so name tensors if you
-    have many. A name is fastest if all its calls are alike. Only the ranks of `process_set` take
-    part. `prescale_factor` multiplies what each rank gives, `postscale_factor` the result, both by
-    talweg_scale() of talweg.h: 16-bit floats in float32, integers in float64, towards zero. Raises
-    Busy if the name's last round has not been synchronized. If the ranks' calls do not fit
-    together, this call or synchronize() raises Mismatch at every rank.
-    """
-    out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
-    factors = Factors(prescale_factor, postscale_factor)
-    return _start(array, out, chosen_op(op, average), name, priority, 0, process_set, factors)
-
-
-@_old_order
-def push_pull(
-    array: np.ndarray,
-    name: str | None = None,
-    op: Op | None = None,
-    *,
-    average: bool = True,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    priority: int = 0,
-    timeout_s: float | None = None,
-) -> np.ndarray:
-    """Runs push_pull_async() and synchronize(); returns a new array of the same shape."""
-    client, operation = _client.current(), chosen_op(op, average)
-    left_s = rounds.before_call(client, name, process_set, timeout_s)
-    out = np.empty(array.shape, dtype=array.dtype) if isinstance(array, np.ndarray) else array
-    factors, waits = Factors(prescale_factor, postscale_factor), timeout_s is None
-    handle = _start(array, out, operation, name, priority, 0, process_set, factors, waits)
-    result: np.ndarray = finish_call(client, handle, left_s)
-    return result
-
-
-@_old_order
-def push_pull_async_inplace(
-    array: np.ndarray,
-    name: str | None = None,
-    op: Op | None = None,
-    *,
-    average: bool = True,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    priority: int = 0,
-) -> Handle:
-    """Does the same as push_pull_async(), but synchronize() writes the result into `array`.
-
-    `array` must be C-contiguous and writable. Do not read or write it before synchronize().
-    """
-    _require_writable(array, "an in-place push_pull")
-    factors = Factors(prescale_factor, postscale_factor)
-    return _start(array, array, chosen_op(op, average), name, priority, 0, process_set, factors)
-
-
-@_old_order
-def push_pull_inplace(
-    array: np.ndarray,
-    name: str | None = None,
-    op: Op | None = None,
-    *,
-    average: bool = True,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    priority: int = 0,
-    timeout_s: float | None = None,
-) -> np.ndarray:
-    """Does the same as push_pull(), but writes the result into `array` and returns `array`."""
-    client = _client.current()
-    left_s = rounds.before_call(client, name, process_set, timeout_s)
-    handle = push_pull_async_inplace(
-        array,
-        name=name,
-        op=op,
-        average=average,
-        process_set=process_set,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        priority=priority,
-    )
-    finish_call(client, handle, left_s)
-    return array
-
-
-def _require_writable(array: np.ndarray, operation: str) -> None:
-    if not isinstance(array, np.ndarray):
-        raise WrongType(
-            f"{operation} writes its result into a numpy.ndarray, which {type(array).__name__} is "
-            "not: pass numpy.array(...), and keep it"
-        )
-    if not array.flags.c_contiguous:
-        raise InvalidArgument(
-            f"{operation} writes its result into a C-contiguous array, which this one is not: pass "
-            "numpy.ascontiguousarray(array), and keep that copy"
-        )
-    if not array.flags.writeable:
-        raise InvalidArgument(
-            f"{operation} writes its result into a writable array; this one is read-only: pass "
-            "array.copy(), and keep it"
-        )
-
-
 def poll(handle: Handle) -> bool:
     """Whether synchronize(handle) would return without waiting."""
     return _client.current().poll(handle)
@@ -462,88 +311,6 @@ def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
     of the result's array are undefined.
     """
     return _client.current().synchronize(handle, timeout_s)
-
-
-def broadcast(
-    array: np.ndarray,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> np.ndarray:
-    """Makes every rank's `array` the root's, byte for byte, in place; returns `array`.
-
-    `root_rank` is a rank of the job, also if `process_set` is given.
-    """
-    client = _client.current()
-    rounds.before_call(client, name, process_set)
-    finish_call(client, broadcast_async(array, root_rank, name, process_set))
-    return array
-
-
-def broadcast_async(
-    array: np.ndarray,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> Handle:
-    """Starts broadcast(). Do not read or write the array before synchronize()."""
-    _require_writable(array, "broadcast")
-    return _start(array, array, Op.BROADCAST, name, 0, root_rank, process_set)
-
-
-def _grouped(
-    arrays: Sequence[np.ndarray],
-    name: str | None,
-    start: Callable[[np.ndarray, str | None], Handle],
-) -> Handle:
-    if name is not None:
-        check_name_and_priority(name, 0)
-    return group_of(
-        _client.current(),
-        [
-            start(array, None if name is None else f"{name}.{index}")
-            for index, array in enumerate(arrays)
-        ],
-    )
-
-
-def grouped_push_pull_async(
-    arrays: Iterable[np.ndarray], name: str | None = None, op: Op | None = None, **options: Any
-) -> Handle:
-    """Starts push_pull_async() of many arrays, with its options. Returns one handle for all.
-
-    With a name the arrays are name.0, name.1 and so on.
-    """
-    every = listed(arrays, "grouped_push_pull")
-    if name is not None and options.get("process_set") is None:
-        # All arrays are declared at once: one by one, the first round of many takes seconds.
-        declared_op = chosen_op(op, options.get("average", True))
-        shown = [real_pairs(each, declared_op) for each in map(contiguous, every)]
-        _client.current().tensors.settle(
-            (
-                f"{name}.{index}",
-                Declaration(numpy_dtype(each.dtype), each.size, declared_op, 0, shape=each.shape),
-                0,
-            )
-            for index, each in enumerate(shown)
-        )
-    return _grouped(every, name, lambda array, own: push_pull_async(array, own, op, **options))
-
-
-def grouped_push_pull(
-    arrays: Iterable[np.ndarray],
-    name: str | None = None,
-    op: Op | None = None,
-    *,
-    timeout_s: float | None = None,
-    **options: Any,
-) -> list[np.ndarray]:
-    """Runs push_pull() of many arrays; returns a list of results."""
-    client, every = _client.current(), listed(arrays, "grouped_push_pull")
-    left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
-    handle = grouped_push_pull_async(every, name, op, **options)
-    results: list[np.ndarray] = finish_call(client, handle, left_s)
-    return results
 
 
 def broadcast_object(
@@ -569,12 +336,12 @@ def all_gather_object(
     return objects.all_gather_object(_client.current(), obj, own, process_set)
 
 
-def barrier(process_set: ProcessSet | None = None) -> None:
+def barrier(process_set: ProcessSet | None = None, *, timeout_s: float | None = None) -> None:
     """Returns when every rank that is left in the job, or in `process_set`, has called it.
 
-    Only one thread of a rank may call it at a time. After Ctrl-C the next call waits for the same
-    barrier.
+    Only one thread of a rank may call it at a time. After Ctrl-C or Timeout the next call waits for
+    the same barrier.
     """
     client = _client.current()
     group = Group(client, process_set, "barrier")
-    client.barrier(group.listed, group.suffix)
+    client.barrier(group.listed, group.suffix, timeout_s)

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from talweg import _client
+from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
-from talweg._library.native_arguments import whole
+from talweg._library.native_arguments import check_name_and_priority, whole
 from talweg.errors import InvalidArgument
 
 
@@ -19,20 +20,26 @@ def declare(
     op: Op = Op.AVERAGE,
     root_rank: int = 0,
     priority: int = 0,
+    process_set: ProcessSet | None = None,
 ) -> None:
     """Agrees on a tensor before its first round, which then starts sooner. Optional.
 
     `dtype` is a DType or a NumPy dtype. `count` is the number of elements; the first round sets
-    their shape. Raises Mismatch, which names both ranks, if another rank has declared the name
-    differently. Then the first call of the name raises Mismatch at every rank, and after it the
-    name is usable again.
+    their shape. Each `process_set` has its own tensor of a name, which its ranks declare. Raises
+    Mismatch, which names both ranks, if another rank has declared the name differently. Then the
+    first call of the name raises Mismatch at every rank, and after it the name is usable again.
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     count, root_rank = whole("count", count), whole("root_rank", root_rank)
-    declaration = Declaration(wire_dtype, count, op_of(op), root_rank)
-    tensors = _client.current().tensors
-    if not tensors.is_free(name):
-        tensors.declare_shapeless(name, declaration, priority)
+    client, operation = _client.current(), op_of(op)
+    group = Group(client, process_set, "declare")
+    if group.listed and operation is Op.BROADCAST:
+        group.require_root(root_rank, "declare")
+    declaration = Declaration(wire_dtype, count, operation, root_rank, group.listed)
+    check_name_and_priority(name, priority)
+    wire_name = name + group.suffix
+    if not client.tensors.is_free(wire_name):
+        client.tensors.declare_shapeless(wire_name, declaration, priority)
 
 
 def declare_in_place(

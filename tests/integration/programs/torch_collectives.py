@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from expected_errors import expect
 from numeric_reference import expected, sample
 
+# How many ranks each node has.
+_NODES: list[int] = json.loads(sys.argv[1])
 _DTYPES = [
     torch.float32,
     torch.float64,
@@ -56,7 +59,7 @@ def reductions() -> None:
     rank, n = tw.rank(), tw.size()
     bits = [sample(np.random.default_rng(r), 7 * 5, "bf16") for r in range(n)]
     own = torch.from_numpy(bits[rank].view(np.int16)).view(torch.bfloat16).view(7, 5)
-    wanted = torch.from_numpy(expected(bits, [n], "bf16", "sum").view(np.int16)).view(7, 5)
+    wanted = torch.from_numpy(expected(bits, _NODES, "bf16", "sum").view(np.int16)).view(7, 5)
     part = tw.reduce_scatter(own, op=tw.Op.SUM)
     assert torch.equal(part.view(torch.int16), torch.tensor_split(wanted, n)[rank])
     ones = torch.ones(5, 3, dtype=torch.float16)
@@ -109,10 +112,10 @@ def sets_and_factors_of_push_pull() -> None:
     tw.barrier(alone)
     expect(
         talweg.InvalidArgument,
-        f"broadcast: rank {rank} is not in ProcessSet([{1 - rank}])",
+        f"broadcast: rank {rank} is not in ProcessSet([{(rank + 1) % n}])",
         tw.broadcast,
         own,
-        process_set=tw.ProcessSet([1 - rank]),
+        process_set=tw.ProcessSet([(rank + 1) % n]),
     )
 
 

@@ -30,6 +30,7 @@ from talweg.errors import (
     Busy,
     Closed,
     InvalidArgument,
+    Timeout,
     Unsupported,
 )
 
@@ -126,6 +127,8 @@ class Client:
         # The channels of collectives.
         self.channels: dict[Any, Any] = {}
         self.channels_lock = threading.Lock()
+        # The queues of names whose calls have waited for an open round (_collectives/queued.py).
+        self.queues: dict[str | None, Any] = {}
         self.connection.attend = Attention(self.channels)
         # Is told of each name that comes into use on this rank. None if there is no watcher.
         self.names_watcher: NamesWatcher | None = None
@@ -225,6 +228,7 @@ class Client:
             self._open_barriers.clear()
         with self.channels_lock:
             self.channels.clear()
+            self.queues.clear()
         hooks.counters()
 
     def finish_step(self) -> None:
@@ -460,11 +464,15 @@ class Client:
         handle = self.push(name + suffix, declaration, address, address, keep=array)
         self.synchronize(handle, timeout_s)
 
-    def barrier(self, ranks: tuple[int, ...] = (), suffix: str = "") -> None:
+    def barrier(
+        self, ranks: tuple[int, ...] = (), suffix: str = "", timeout_s: float | None = None
+    ) -> None:
         """Returns when every rank has called it. The next call continues an interrupted barrier.
+        So it does after Timeout.
 
         `ranks` and `suffix`, those of a process set, limit the barrier to its ranks.
         """
+        self.check_timeout(timeout_s)
         name = f"talweg.barrier{suffix}"
         with self._lock:
             if name in self._in_barrier:
@@ -472,19 +480,24 @@ class Client:
             self._in_barrier.add(name)
         try:
             if ranks:
-                self._barrier_of(ranks, name)
-            else:
-                self.connection.barrier()
+                self._barrier_of(ranks, name, timeout_s)
+                return
+            end = None if timeout_s is None else time.monotonic() + min(timeout_s, 1e8)
+            if not self.connection.barrier(end):
+                raise Timeout(
+                    f"barrier: not all ranks have called it after {timeout_s} s; call it again, "
+                    "which goes on with the same barrier"
+                )
         finally:
             with self._lock:
                 self._in_barrier.discard(name)
 
-    def _barrier_of(self, ranks: tuple[int, ...], name: str) -> None:
+    def _barrier_of(self, ranks: tuple[int, ...], name: str, timeout_s: float | None) -> None:
         handle = self._open_barriers.get(name)
         if handle is None:
             one: np.ndarray = np.ones(1, np.int32)
             declaration = Declaration(DType.I32, 1, Op.SUM, 0, ranks)
             handle = self.push(name, declaration, one.ctypes.data, 0)
             self._open_barriers[name] = handle
-        self.synchronize(handle)
+        self.synchronize(handle, timeout_s)
         del self._open_barriers[name]

@@ -67,6 +67,10 @@ class LeftRounds:
     def __bool__(self) -> bool:
         return bool(self._rounds)
 
+    def has(self, name: str) -> bool:
+        """Whether the last round of that tensor was left, and is not taken yet."""
+        return name in self._rounds
+
     def leave(self, handle: Handle) -> Callable[[Any], None]:
         """Notes that a blocking call leaves its round. Returns the function to call when it is
         taken.

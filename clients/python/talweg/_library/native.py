@@ -516,10 +516,10 @@ class Connection(ExchangeCalls, GpuCalls):
                 raise self._timeout(tensor, round_, bool(timeout_s))
             self.attend()
 
-    def barrier(self) -> None:
+    def barrier(self, end: float | None = None) -> bool:
+        """Returns False if time.monotonic() passes `end` before. The next call then goes on."""
         self._check_pushes()
-        # The next slice goes on waiting for the same barrier.
-        self._in_slices(lambda slice_ns: self._library.talweg_barrier(self._handle, None, slice_ns))
+        return self._until(lambda ns: self._library.talweg_barrier(self._handle, None, ns), end)
 
     # ----- A descriptor that tells of rounds -----
 

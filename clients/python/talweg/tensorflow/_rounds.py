@@ -12,6 +12,7 @@ import numpy as np
 import talweg
 from talweg import _client
 from talweg._client import Client, Handle, session
+from talweg._collectives import numpy_rounds
 from talweg._collectives.numpy_calls import COLLECTIVES
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import Factors
@@ -116,7 +117,7 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Star
     out = array.copy() if op is Op.BROADCAST else np.empty(array.shape, array.dtype)
     factors = Factors(how.prescale, postscale)
     try:
-        handle = talweg._start(
+        handle = numpy_rounds.start(
             array,
             out,
             op,

@@ -36,6 +36,20 @@ from talweg import (
 )
 from talweg._torch_backend import register as _register
 from talweg.errors import TalwegError
+from talweg.torch._broadcasts import (
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_broadcast,
+    grouped_broadcast_,
+    grouped_broadcast_async,
+    grouped_broadcast_async_,
+    grouped_push_pull,
+    grouped_push_pull_async,
+    grouped_push_pull_async_inplace,
+    grouped_push_pull_inplace,
+)
 from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
 from talweg.torch._elastic import Elastic
@@ -44,14 +58,7 @@ from talweg.torch._monitored_barrier import monitored_barrier
 from talweg.torch._optimizer import DistributedOptimizer
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import (
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
     declare,
-    grouped_push_pull,
-    grouped_push_pull_async,
-    grouped_push_pull_async_inplace,
     poll,
     push_pull,
     push_pull_async,
@@ -119,9 +126,14 @@ __all__ = [
     "grouped_all_gather_async",
     "grouped_all_to_all",
     "grouped_all_to_all_async",
+    "grouped_broadcast",
+    "grouped_broadcast_",
+    "grouped_broadcast_async",
+    "grouped_broadcast_async_",
     "grouped_push_pull",
     "grouped_push_pull_async",
     "grouped_push_pull_async_inplace",
+    "grouped_push_pull_inplace",
     "grouped_reduce_scatter",
     "grouped_reduce_scatter_async",
     "init",

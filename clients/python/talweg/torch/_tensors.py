@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +11,20 @@ import torch
 
 from talweg import _client
 from talweg._arguments import chosen_op, takes_old_order
-from talweg._client import Client, Handle, group_of
+from talweg._client import Client, Handle
 from talweg._client.left_rounds import finish_call
-from talweg._collectives import rounds
+from talweg._collectives import queued, rounds
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Declaration, DType, Op, op_of
 from talweg._library.native_arguments import check_name_and_priority
-from talweg.errors import InvalidArgument
+from talweg.errors import Busy, InvalidArgument
 from talweg.torch import _cuda
 from talweg.torch._checks import (
     is_in_ram,
     require_elements,
     require_in_place,
     require_tensor,
-    tensors_of,
 )
 
 DTYPES: Mapping[torch.dtype, DType] = {
@@ -75,16 +74,18 @@ def start(
     process_set: ProcessSet | None = None,
     factors: Factors = NO_FACTORS,
     says_shape: bool = True,
+    queues: bool = False,
 ) -> Handle:
     """Starts a round of `tensor` whose result goes to `out`, of the same shape and dtype.
 
     Ranks get Mismatch if their tensors have different shapes. `says_shape` is False, at all ranks,
-    if the ranks have compared the shapes before.
+    if the ranks have compared the shapes before. With `queues` the round waits for its turn if one
+    of its name is open, in host memory; otherwise Busy is raised.
     """
     shape = tensor.shape if says_shape else None
     if process_set is not None or factors != NO_FACTORS or tensor.numel() == 0:
         return _start_rare(
-            client, tensor, out, op, name, priority, root_rank, process_set, factors, shape
+            client, tensor, out, op, name, priority, root_rank, process_set, factors, shape, queues
         )
     # After a layer's backward pass Python's code is not in the CPU's caches, so each call takes
     # microseconds. Therefore a round like the last one of its name takes a short way.
@@ -92,15 +93,21 @@ def start(
     if declared is not None and out is tensor:
         dtype = NUMBERS.get(tensor.dtype)
         if declared.declaration.is_of(dtype, tensor.numel(), op, root_rank, shape):
-            if is_in_ram(tensor) and _cuda.is_plain(tensor):
-                return rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
+            is_near = is_in_ram(tensor) and _cuda.is_plain(tensor)
+            if is_near and not (client.queues and queued.must_wait(client, name)):
+                try:
+                    return rounds.repeat(client, declared, tensor.data_ptr(), priority, tensor)
+                except Busy:
+                    if not queues:
+                        raise
     shown = as_pushed(tensor, op)
     shown_out = shown if out is tensor else as_pushed(out, op)
     gpus = _cuda.gpus_of(client, tensor)
     declaration = _declaration_of(shown, op, root_rank, shape)
     if gpus is None or (name is not None and client.tensors.is_free(name)):
         group = Group(client, None, _operation(op))
-        return _start_on_host(client, shown, shown_out, out, declaration, name, group, priority)
+        of = (declaration, name, group, priority, NO_FACTORS, queues)
+        return _start_on_host(client, shown, shown_out, out, *of)
     handle = client.start(
         name,
         declaration,
@@ -127,6 +134,7 @@ def _start_rare(
     process_set: ProcessSet | None,
     factors: Factors,
     shape: tuple[int, ...] | None,
+    queues: bool,
 ) -> Handle:
     """Does the same as start(), in host memory, for sets, factors and tensors without elements."""
     operation = _operation(op)
@@ -138,7 +146,7 @@ def _start_rare(
     declaration = replace(_declaration_of(shown, op, root_rank, shape), ranks=group.listed)
     factors.require(declaration.dtype, operation)
     return _start_on_host(
-        client, shown, shown_out, out, declaration, name, group, priority, factors
+        client, shown, shown_out, out, declaration, name, group, priority, factors, queues
     )
 
 
@@ -155,13 +163,15 @@ def _start_on_host(
     name: str | None,
     group: Group,
     priority: int,
-    factors: Factors = NO_FACTORS,
+    factors: Factors,
+    queues: bool,
 ) -> Handle:
     """Starts a round in host memory. Its result goes to `shown_out`, the memory of `out`."""
     source = shown.detach().to("cpu").resolve_neg().contiguous()
     in_place = shown_out.device.type == "cpu" and _cuda.is_plain(shown_out)
     target = shown_out.detach() if in_place else torch.empty_like(source)
-    return rounds.start(
+    begin = queued.start if queues else rounds.start
+    return begin(
         client,
         name,
         group,
@@ -258,22 +268,34 @@ def mark_changed(tensor: torch.Tensor) -> None:
 
 
 def declare(
-    name: str, tensor: torch.Tensor, op: Op = Op.AVERAGE, root_rank: int = 0, priority: int = 0
+    name: str,
+    tensor: torch.Tensor,
+    op: Op = Op.AVERAGE,
+    root_rank: int = 0,
+    priority: int = 0,
+    process_set: ProcessSet | None = None,
 ) -> None:
     """Agrees on a tensor like `tensor` before its first round, which then starts sooner.
 
-    A call is optional. Raises Mismatch, which names both ranks, if another rank has declared the
-    name differently. Then the first call of the name raises Mismatch at every rank, and after it
-    the name is usable again.
+    A call is optional. Each `process_set` has its own tensor of a name, which its ranks declare.
+    Raises Mismatch, which names both ranks, if another rank has declared the name differently. Then
+    the first call of the name raises Mismatch at every rank, and after it the name is usable again.
     """
-    client = _client.current()
+    client, op = _client.current(), op_of(op)
     require_tensor(tensor)
-    declaration = declaration_of(tensor, op_of(op), root_rank, says_shape=True)
-    gpus = _cuda.gpus_of(client, tensor)
+    group = Group(client, process_set, "declare")
+    if group.listed and op is Op.BROADCAST:
+        group.require_root(root_rank, "declare")
+    declaration = declaration_of(tensor, op, root_rank, says_shape=True)
+    gpus = None if group.listed else _cuda.gpus_of(client, tensor)
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)
-    elif not client.tensors.is_free(name):
-        client.tensors.declare_early(name, declaration, priority)
+        return
+    check_name_and_priority(name, priority)
+    wire_name = name + group.suffix
+    if not client.tensors.is_free(wire_name):
+        declaration = replace(declaration, ranks=group.listed)
+        client.tensors.declare_early(wire_name, declaration, priority)
 
 
 def _start_new(
@@ -287,7 +309,8 @@ def _start_new(
     require_tensor(tensor)
     require_elements(tensor)
     out = torch.empty_like(tensor, requires_grad=False)
-    return start(_client.current(), tensor, out, op, name, priority, 0, process_set, factors)
+    of = (op, name, priority, 0, process_set, factors)
+    return start(_client.current(), tensor, out, *of, queues=True)
 
 
 @_old_order
@@ -313,8 +336,9 @@ def push_pull_async(
     rank. Two of them are under way at once, so give names to many. A name is fastest if all its
     calls are alike.
 
-    Raises Busy if the name's last round is still open. Every rank gets Mismatch if their tensors do
-    not fit together. Autograd does not see the call; it sees push_pull().
+    A call whose name has an open round begins when that round is over; for a tensor on a GPU it
+    raises Busy. Every rank gets Mismatch if their tensors do not fit together. Autograd does not
+    see the call; it sees push_pull().
     """
     factors = Factors(prescale_factor, postscale_factor)
     return _start_new(tensor, chosen_op(op, average), name, priority, process_set, factors)
@@ -340,7 +364,8 @@ def push_pull_async_inplace(
     op = chosen_op(op, average)
     client = _client.current()
     require_in_place(tensor)
-    handle = start(client, tensor, tensor, op, name, priority, 0, process_set, factors)
+    of = (op, name, priority, 0, process_set, factors)
+    handle = start(client, tensor, tensor, *of, queues=True)
     return for_autograd(handle, tensor)
 
 
@@ -471,114 +496,3 @@ def poll(handle: Handle) -> bool:
 def synchronize(handle: Handle, timeout_s: float | None = None) -> Any:
     """Waits for a round and returns its tensor. See talweg.synchronize() for the errors."""
     return finish(_client.current(), handle, timeout_s)
-
-
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> torch.Tensor:
-    """Makes every rank's `tensor` the root's, byte for byte, in place, and returns it.
-
-    The tensor may have any dtype.
-    """
-    client = _client.current()
-    rounds.before_call(client, name, process_set)
-    result: torch.Tensor = finish_call(
-        client, broadcast_async_(tensor, root_rank, name, process_set)
-    )
-    return result
-
-
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> Handle:
-    """Starts broadcast_(). Do not read or write the tensor until synchronize()."""
-    client = _client.current()
-    require_in_place(tensor)
-    handle = start(client, tensor, tensor, Op.BROADCAST, name, 0, root_rank, process_set)
-    return for_autograd(handle, tensor)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> torch.Tensor:
-    """Returns a copy of the root's tensor at every rank, byte for byte, without a gradient."""
-    client = _client.current()
-    rounds.before_call(client, name, process_set)
-    result: torch.Tensor = finish_call(
-        client, broadcast_async(tensor, root_rank, name, process_set)
-    )
-    return result
-
-
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> Handle:
-    """Starts broadcast() and returns its handle; the tensor may be changed at once."""
-    require_tensor(tensor)
-    require_elements(tensor)
-    out = torch.empty_like(tensor, requires_grad=False)
-    client = _client.current()
-    return start(client, tensor, out, Op.BROADCAST, name, 0, root_rank, process_set)
-
-
-def _grouped(
-    tensors: Iterable[torch.Tensor],
-    name: str | None,
-    start_one: Callable[[torch.Tensor, str | None], Handle],
-) -> Handle:
-    if name is not None:
-        check_name_and_priority(name, 0)
-    return group_of(
-        _client.current(),
-        [
-            start_one(tensor, None if name is None else f"{name}.{index}")
-            for index, tensor in enumerate(tensors_of(tensors))
-        ],
-    )
-
-
-def grouped_push_pull_async(
-    tensors: Iterable[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
-) -> Handle:
-    """Starts push_pull_async() of many tensors, with its options. Returns one handle for all.
-
-    With a name the tensors have the names name.0, name.1 and so on.
-    """
-    return _grouped(tensors, name, lambda tensor, own: push_pull_async(tensor, own, op, **options))
-
-
-def grouped_push_pull_async_inplace(
-    tensors: Iterable[torch.Tensor], name: str | None = None, op: Op | None = None, **options: Any
-) -> Handle:
-    """Does the same as grouped_push_pull_async(), in place."""
-    return _grouped(
-        tensors, name, lambda tensor, own: push_pull_async_inplace(tensor, own, op, **options)
-    )
-
-
-def grouped_push_pull(
-    tensors: Iterable[torch.Tensor],
-    name: str | None = None,
-    op: Op | None = None,
-    *,
-    timeout_s: float | None = None,
-    **options: Any,
-) -> list[torch.Tensor]:
-    """Does push_pull() of many tensors. Returns the list of results, without gradients."""
-    client, every = _client.current(), tensors_of(tensors)
-    left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
-    handle = grouped_push_pull_async(every, name, op, **options)
-    results: list[torch.Tensor] = finish_call(client, handle, left_s)
-    return results

@@ -43,6 +43,10 @@ class CollectivesTest(unittest.TestCase):
             job.command("torch_collectives.py", ["[2, 1]"], nodes=2, ranks=(2, 1), aggregators=2)
         )
 
+    def test_every_form_of_a_call(self) -> None:
+        job.run(job.command("whole_family.py", nodes=1, ranks=2))
+        job.run(job.command("whole_family.py", nodes=2, ranks=(1, 2), aggregators=2))
+
     def test_calls_of_a_name_whose_round_is_open(self) -> None:
         job.run(job.command("open_names.py", nodes=1, ranks=3))
         job.run(job.command("open_names.py", nodes=2, ranks=(1, 2), aggregators=2))

@@ -16,7 +16,7 @@ import numpy as np
 import talweg
 
 _VICTIM = int(sys.argv[1])
-_ONES = np.ones(4, np.float32)
+_ONES: np.ndarray = np.ones(4, np.float32)
 
 
 def _aborted(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:

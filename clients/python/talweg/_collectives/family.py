@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from talweg._client import Client
 from talweg._collectives import collectives
@@ -58,6 +58,13 @@ class Framework(Protocol):
 
 
 Shape = Callable[[list[Any]], Any]
+
+
+class Into(NamedTuple):
+    """How a result comes into a tensor of the caller's."""
+
+    allocate: Callable[[Rows, list[int]], tuple[Any, int]]  # Given.allocate.
+    finish: Shape  # Returns the caller's tensor, when the result is there.
 
 
 def require_dimensions(kind: Kind, row_shape: tuple[int, ...], before: int = 0) -> None:
@@ -124,6 +131,37 @@ class Family:
     def _joined(self, rows: Rows, counts: list[int]) -> tuple[Any, int]:
         return self._new(rows.dtype, (sum(counts), *rows.row_shape))
 
+    def _into(
+        self, output: Any, shown: Any, operation: str, wanted: tuple[str, tuple[int, ...]] | None
+    ) -> Into:
+        """Has a result written into `output`.
+
+        `shown` is the output's memory as the call's rows lie there. Its dtype and shape must be
+        `wanted`, where these are known before the call.
+        """
+        framework = self._framework
+        framework.require_target(output)
+        target = framework.target(shown)
+
+        def require(dtype: str, shape: tuple[int, ...]) -> None:
+            if framework.shape(shown) != shape or framework.dtype(shown) != dtype:
+                raise InvalidArgument(
+                    f"{operation}: the output is {framework.dtype(shown)}"
+                    f"{list(framework.shape(shown))}; the result's rows need {dtype}{list(shape)}"
+                )
+
+        def allocate(rows: Rows, counts: list[int]) -> tuple[Any, int]:
+            require(rows.dtype, (sum(counts), *rows.row_shape))
+            return target, framework.address(target)
+
+        def finish(results: list[Any]) -> Any:
+            framework.written(shown, target)
+            return output
+
+        if wanted is not None:
+            require(*wanted)
+        return Into(allocate, finish)
+
     def _go(
         self,
         is_async: bool,
@@ -135,6 +173,10 @@ class Family:
         shape: Shape,
         timeout_s: float | None = None,
     ) -> Any:
+        if is_async and timeout_s is not None:
+            raise InvalidArgument(
+                "timeout_s is for calls that block: pass it to synchronize(), which waits for this one"
+            )
         if is_async:
             return collectives.start(client, name, group, calls, priority, shape)
         return collectives.run(client, name, group, calls, priority, shape, timeout_s)

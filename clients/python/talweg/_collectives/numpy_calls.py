@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from talweg._collectives.calls import Collectives
+from talweg._collectives.grouped_calls import GroupedCalls
 from talweg._declaration import NUMPY_DTYPES, DType, Op, numpy_dtype
-from talweg.errors import InvalidArgument, WrongType
+from talweg.errors import InvalidArgument, Unsupported, WrongType
 
 _NAMES = {dtype: wire.name.lower() for dtype, wire in NUMPY_DTYPES.items()} | {
     np.dtype(np.complex64): "complex64",
@@ -37,7 +37,7 @@ def real_pairs(array: np.ndarray, op: Op) -> np.ndarray:
     if real is None:
         return array
     if op not in (Op.SUM, Op.AVERAGE, Op.BROADCAST):
-        raise InvalidArgument(
+        raise Unsupported(
             f"{op.name.lower()} is not defined for {array.dtype}: use sum or average, or push the "
             "real and the imaginary parts"
         )
@@ -115,4 +115,4 @@ class NumpyArrays:
     def written(self, tensor: Any, target: Any) -> None: ...
 
 
-COLLECTIVES = Collectives(NumpyArrays())
+COLLECTIVES = GroupedCalls(NumpyArrays())

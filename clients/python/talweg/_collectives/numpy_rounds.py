@@ -255,7 +255,8 @@ def _run_many(
     **options: Any,
 ) -> list[np.ndarray]:
     """Runs the calls that `start_all` starts. Returns their results."""
-    client, every = _client.current(), listed(arrays, "a grouped call")
+    client = _client.current()
+    every = listed(arrays, start_all.__name__.replace("_async", ""))
     left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
     handle = start_all(every, *arguments, name=name, **options)
     results: list[np.ndarray] = finish_call(client, handle, left_s)

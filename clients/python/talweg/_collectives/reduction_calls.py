@@ -11,7 +11,7 @@ from talweg._arguments import chosen_op, listed
 from talweg._client import Handle
 from talweg._collectives import collectives
 from talweg._collectives.collectives import Given, Kind, Rows, split_evenly
-from talweg._collectives.family import Family
+from talweg._collectives.family import Family, Into
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import Factors
 from talweg._declaration import DType, Op, require_defined
@@ -67,10 +67,12 @@ class Reductions(Family):
         factors: Factors,
         priority: int,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any:
         client = _client.current()
         group = Group(client, process_set, "reduce_scatter")
         every = listed(tensors, "grouped_reduce_scatter")
+        into = None if out is None else self._reduced_into(out, every[0], op, group)
         calls = [
             self._reduced(
                 collectives.REDUCE_SCATTER,
@@ -80,12 +82,24 @@ class Reductions(Family):
                 op,
                 factors,
                 0,
-                self._joined,
+                self._joined if into is None else into.allocate,
             )
             for tensor in every
         ]
         shape = self._like(every, many, self._framework.as_given)
+        if into is not None:
+            shape = into.finish
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
+
+    def _reduced_into(self, out: Any, tensor: Any, op: Op, group: Group) -> Into:
+        """Does the same as _into(), for reduce_scatter()."""
+        framework, operation = self._framework, collectives.REDUCE_SCATTER.name
+        framework.require_target(out)
+        given = framework.reducible(tensor, op)
+        rows, count = self._rows(given, collectives.REDUCE_SCATTER)
+        share = split_evenly(count, group.size)[group.place]
+        wanted = (rows.dtype, (share, *rows.row_shape))
+        return self._into(out, framework.reducible(out, op), operation, wanted)
 
     def reduce_scatter(
         self,
@@ -99,6 +113,7 @@ class Reductions(Family):
         postscale_factor: float = 1.0,
         priority: int = 0,
         timeout_s: float | None = None,
+        out: Any = None,
     ) -> Any:
         """Combines the ranks' tensors as push_pull() does, and returns this rank's rows of the
         result.
@@ -106,7 +121,8 @@ class Reductions(Family):
         The rows (along the first dimension) are split evenly. If there is a remainder, the lower
         ranks get one row more, so a rank may get none. The tensors have one shape and dtype at all
         ranks. `prescale_factor` multiplies what each rank gives, `postscale_factor` the result,
-        both by talweg_scale() of talweg.h, in float32 for 16-bit floats.
+        both by talweg_scale() of talweg.h, in float32 for 16-bit floats. The result goes into
+        `out`, if given, which is this rank's rows and lies apart from the tensor.
         """
         return self._reduce_scatter(
             False,
@@ -118,6 +134,7 @@ class Reductions(Family):
             Factors(prescale_factor, postscale_factor),
             priority,
             timeout_s,
+            out,
         )
 
     def reduce_scatter_async(
@@ -131,8 +148,11 @@ class Reductions(Family):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         priority: int = 0,
+        out: Any = None,
     ) -> Handle:
-        """Starts reduce_scatter() and returns its handle; the tensor may be changed at once."""
+        """Starts reduce_scatter() and returns its handle; the tensor may be changed at once. Do not
+        read or write `out` before synchronize().
+        """
         return self._reduce_scatter(
             True,
             [tensor],
@@ -142,6 +162,8 @@ class Reductions(Family):
             process_set,
             Factors(prescale_factor, postscale_factor),
             priority,
+            None,
+            out,
         )
 
     def grouped_reduce_scatter(
@@ -197,34 +219,43 @@ class Reductions(Family):
     def _reduce(
         self,
         is_async: bool,
-        tensor: Any,
+        tensors: Iterable[Any],
+        many: bool,
         root_rank: int,
         name: str | None,
-        op: Op,
-        process_set: ProcessSet | None,
-        factors: Factors,
-        priority: int,
+        op: Op | None = None,
+        *,
+        average: bool = True,
+        process_set: ProcessSet | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        client = _client.current()
+        client, operation = _client.current(), chosen_op(op, average)
         group = Group(client, process_set, "reduce")
         group.require_root(root_rank, "reduce")
+        factors = Factors(prescale_factor, postscale_factor)
+        every = listed(tensors, "grouped_reduce")
 
         def allocate(rows: Rows, counts: list[int]) -> tuple[Any, int]:
             return self._new(rows.dtype, rows.row_shape) if counts else (None, 0)
 
-        given = self._reduced(
-            collectives.REDUCE,
-            tensor,
-            lambda rows: [rows],
-            is_async,
-            op,
-            factors,
-            root_rank,
-            allocate,
-        )
-        shape = self._like([tensor], False, self._framework.as_given)
-        return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
+        calls = [
+            self._reduced(
+                collectives.REDUCE,
+                tensor,
+                lambda rows: [rows],
+                is_async,
+                operation,
+                factors,
+                root_rank,
+                allocate,
+            )
+            for tensor in every
+        ]
+        shape = self._like(every, many, self._framework.as_given)
+        return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
     def reduce(
         self,
@@ -246,14 +277,17 @@ class Reductions(Family):
         """
         return self._reduce(
             False,
-            tensor,
+            [tensor],
+            False,
             root_rank,
             name,
-            chosen_op(op, average),
-            process_set,
-            Factors(prescale_factor, postscale_factor),
-            priority,
-            timeout_s,
+            op,
+            average=average,
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            priority=priority,
+            timeout_s=timeout_s,
         )
 
     def reduce_async(
@@ -272,11 +306,14 @@ class Reductions(Family):
         """Starts reduce() and returns its handle; the tensor may be changed at once."""
         return self._reduce(
             True,
-            tensor,
+            [tensor],
+            False,
             root_rank,
             name,
-            chosen_op(op, average),
-            process_set,
-            Factors(prescale_factor, postscale_factor),
-            priority,
+            op,
+            average=average,
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            priority=priority,
         )

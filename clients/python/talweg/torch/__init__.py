@@ -80,10 +80,18 @@ gather = _calls.gather
 gather_async = _calls.gather_async
 grouped_all_gather = _calls.grouped_all_gather
 grouped_all_gather_async = _calls.grouped_all_gather_async
+grouped_all_gather_into = _calls.grouped_all_gather_into
+grouped_all_gather_into_async = _calls.grouped_all_gather_into_async
 grouped_all_to_all = _calls.grouped_all_to_all
 grouped_all_to_all_async = _calls.grouped_all_to_all_async
+grouped_gather = _calls.grouped_gather
+grouped_gather_async = _calls.grouped_gather_async
+grouped_reduce = _calls.grouped_reduce
+grouped_reduce_async = _calls.grouped_reduce_async
 grouped_reduce_scatter = _calls.grouped_reduce_scatter
 grouped_reduce_scatter_async = _calls.grouped_reduce_scatter_async
+grouped_scatter = _calls.grouped_scatter
+grouped_scatter_async = _calls.grouped_scatter_async
 recv = _calls.recv
 recv_async = _calls.recv_async
 reduce = _calls.reduce
@@ -124,18 +132,26 @@ __all__ = [
     "gather_async",
     "grouped_all_gather",
     "grouped_all_gather_async",
+    "grouped_all_gather_into",
+    "grouped_all_gather_into_async",
     "grouped_all_to_all",
     "grouped_all_to_all_async",
     "grouped_broadcast",
     "grouped_broadcast_",
     "grouped_broadcast_async",
     "grouped_broadcast_async_",
+    "grouped_gather",
+    "grouped_gather_async",
     "grouped_push_pull",
     "grouped_push_pull_async",
     "grouped_push_pull_async_inplace",
     "grouped_push_pull_inplace",
+    "grouped_reduce",
+    "grouped_reduce_async",
     "grouped_reduce_scatter",
     "grouped_reduce_scatter_async",
+    "grouped_scatter",
+    "grouped_scatter_async",
     "init",
     "is_initialized",
     "local_rank",

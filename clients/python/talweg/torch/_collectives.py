@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from talweg._collectives.calls import Collectives
+from talweg._collectives.grouped_calls import GroupedCalls
 from talweg._declaration import DType, Op
 from talweg.errors import InvalidArgument
 from talweg.torch import _cuda
@@ -101,4 +101,4 @@ class TorchTensors:
             mark_changed(tensor)
 
 
-COLLECTIVES = Collectives(TorchTensors())
+COLLECTIVES = GroupedCalls(TorchTensors())

@@ -18,7 +18,7 @@ from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Declaration, DType, Op, op_of
 from talweg._library.native_arguments import check_name_and_priority
-from talweg.errors import Busy, InvalidArgument
+from talweg.errors import Busy, InvalidArgument, Unsupported
 from talweg.torch import _cuda
 from talweg.torch._checks import (
     is_in_ram,
@@ -195,7 +195,12 @@ def as_pushed(tensor: torch.Tensor, op: Op) -> torch.Tensor:
 
     Complex numbers become pairs of real numbers. For a broadcast other dtypes become bytes.
     """
-    if tensor.is_complex() and op in (Op.SUM, Op.AVERAGE, Op.BROADCAST):
+    if tensor.is_complex():
+        if op not in (Op.SUM, Op.AVERAGE, Op.BROADCAST):
+            raise Unsupported(
+                f"{op.name.lower()} is not defined for {str(tensor.dtype).removeprefix('torch.')}: "
+                "use sum or average, or push the real and the imaginary parts"
+            )
         if tensor.is_conj():
             raise InvalidArgument("a conjugate view cannot be pushed: use tensor.resolve_conj()")
         return torch.view_as_real(tensor.detach())
@@ -226,7 +231,7 @@ def _declaration_of(
     require_elements(tensor)
     # A bool is a byte of 0 or 1. Its min and max are all() and any(). A sum is not a bool.
     if tensor.dtype == torch.bool and op in (Op.SUM, Op.AVERAGE, Op.PRODUCT):
-        raise InvalidArgument(
+        raise Unsupported(
             f"{op.name.lower()} is not defined for bool tensors: use min (all), max (any), or "
             "convert to int32"
         )

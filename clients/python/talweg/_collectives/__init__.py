@@ -4,13 +4,18 @@
 What a framework's module offers
     calls            all_gather and its like
     reduction_calls  reduce_scatter and reduce
-    numpy_calls      both, for NumPy arrays
+    pair_calls       send and recv
+    grouped_calls    calls of many tensors, and all of these in one class
+    numpy_calls      that class, for NumPy arrays
+    numpy_rounds     push_pull and broadcast of NumPy arrays
     family           what these modules share
     process_sets     groups of ranks, and the group of a call
     objects          bytes and Python objects of any size
 How a call works
     rounds           push_pull and broadcast: which tensor each call of a name goes through
-    compared         calls that the ranks compare before they make them
+    queued           calls of push_pull and broadcast that wait for the open round of their name
+    compared         calls that are made later: the ranks compare them before
+    lost_ranks       errors of calls that a lost rank has ended
     collectives      all others: how they start, and their handles
     one_call         one of these calls: a control round, then the data
     call_data        the rounds that carry the data

@@ -316,7 +316,7 @@ def an_array_in_place_is_not_copied() -> None:
     array = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
     declared = _client.current().tensors.known("where it lies")
     assert declared is not None
-    if talweg.size() == talweg.local_size():
+    if talweg.size() == talweg.local_size() and not _client.current().is_alone:
         again = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
         assert again.ctypes.data == array.ctypes.data
         assert declared.buffer is not None and declared.buffer.address == array.ctypes.data

@@ -74,9 +74,9 @@ def broadcast_parameters(
     """Makes every rank's parameters the root's, byte for byte, in place.
 
     `params` is model.state_dict(), or model.named_parameters(). Entries of a state_dict that are no
-    tensors are left alone. Raises Mismatch, which names the first entry that differs, if this
-    rank's entries are not like the root's. Entries that are alike have been made equal by then, and
-    the other ranks have noticed nothing.
+    tensors are left alone. Raises Mismatch at every rank, which names the first entry that differs,
+    if a rank's entries are not like the root's. Entries that are alike have been made equal by
+    then.
     """
     client = _client.current()
     items = params.items() if isinstance(params, Mapping) else params
@@ -115,8 +115,21 @@ def broadcast_parameters(
         for mine, _ in same_name:
             text = f"{mine} at rank {client.rank}, but is not there at rank {root_rank}"
             failures.append(_mismatch(mine.name, text))
-    if failures:
-        raise failures[0]
+    _raise_at_all(client, failures)
+
+
+def _raise_at_all(client: Client, failures: list[Exception]) -> None:
+    """Raises this rank's first failure. Without one, raises that of the first rank that has one."""
+    own = failures[0] if failures else None
+    told = "" if own is None else str(own)
+    everybodys = objects.all_gather_object(
+        client, (isinstance(own, Mismatch), told), "talweg.parameters.end"
+    )
+    if own is not None:
+        raise own
+    for rank, (is_mismatch, text) in enumerate(everybodys):
+        if text:
+            raise Mismatch(text) if is_mismatch else InvalidArgument(f"rank {rank}: {text}")
 
 
 def _stand_in(entry: _Entry) -> torch.Tensor:

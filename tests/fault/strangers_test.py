@@ -166,7 +166,7 @@ class StrangersTest(unittest.TestCase):
                 timeout=DEADLINE_S,
                 check=False,
             )
-            self.assertIn("told: it is no Talweg process", done.stdout, done.stderr)
+            self.assertIn("told: it is not a Talweg process", done.stdout, done.stderr)
             for rank in job.all_ranks():
                 rank.goes_on()
 

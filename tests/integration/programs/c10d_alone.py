@@ -265,7 +265,7 @@ def check_refused() -> None:
     words = "average is not defined for bool"
     bools = torch.tensor([True, False])
     expect(talweg.Unsupported, words, dist.all_reduce, bools, dist.ReduceOp.AVG)
-    words = "0 are no ReduceOptions: call torch.distributed's own"
+    words = "0 are not ReduceOptions: call torch.distributed's own"
     expect(talweg.InvalidArgument, words, dist.group.WORLD.reduce, [torch.ones(3)], 0)
     # torch sorts the ranks of this group.
     own = dist.new_group([1, 0], group_desc="some words")

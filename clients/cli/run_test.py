@@ -146,7 +146,8 @@ class RunTest(RunTestCase):
     def test_a_directory_that_is_full(self) -> None:
         with tempfile.TemporaryDirectory(dir="/tmp") as directory:
             # No file of this process may have a byte, as where a disk is full.
-            line = ["sh", "-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" run --nodes=2 true", TOOL]
+            script = "trap '' XFSZ; ulimit -f 0; exec \"$0\" run --nodes=2 true"
+            line = ["sh", "-c", script, str(TOOL)]
             environment = {**os.environ, "TMPDIR": directory, "XDG_RUNTIME_DIR": ""}
             done = subprocess.run(
                 line,

@@ -64,7 +64,7 @@ def declare_in_place(
             f"declare_in_place: tensor '{name}' has been used in several ways before: give this "
             "array a name of its own"
         )
-    buffer = tensors.declare_in_place(name, declaration, priority).buffer
+    buffer = tensors.declare_shapeless(name, declaration, priority, in_place=True).buffer
     if buffer is None or count == 0:
         return np.zeros(count, dtype)
     return np.frombuffer(buffer.memory, dtype)

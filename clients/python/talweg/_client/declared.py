@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,35 +134,18 @@ class Tensors:
                     self._tensors[name] = replace(known, declaration=declaration)
                     self._shapeless.discard(name)
 
-    def declare_shapeless(self, name: str, declaration: Declaration, priority: int) -> None:
+    def declare_shapeless(
+        self, name: str, declaration: Declaration, priority: int, in_place: bool = False
+    ) -> Declared:
         """Does the same as declare_early(), for a program that does not give the shape yet."""
         is_new = self.is_new(name)
-        if self._declared_so(name, declaration) is not None:
-            return
-        self.declare_early(name, declaration, priority)
-        if is_new:
-            self._shapeless.add(name)
-
-    def declare_in_place(self, name: str, declaration: Declaration, priority: int) -> Declared:
-        """Does the same as declare_shapeless(). The tensor has a buffer, if ranks can sum it in
-        place.
-        """
-        known = self._declared_so(name, declaration)
-        if known is not None:
-            return known
-        is_new = self.is_new(name)
-        with self._raised_once_more(name):
-            self.declare_all([(name, declaration, priority)], in_place=True)
-        if is_new:
-            self._shapeless.add(name)
-        return self._tensors[name]
-
-    def _declared_so(self, name: str, declaration: Declaration) -> Declared | None:
-        """Returns the tensor if it has this declaration, but for the shape."""
         known = self.declared_on_host(name)
-        if known is None or replace(known.declaration, shape=None) != declaration:
-            return None
-        return known
+        if known is not None and replace(known.declaration, shape=None) == declaration:
+            return known
+        declared = self.declare_early(name, declaration, priority, in_place)
+        if is_new:
+            self._shapeless.add(name)
+        return declared
 
     def known(self, name: str) -> Declared | None:
         """Returns the tensor that this rank has declared under the name, if the name means one."""
@@ -177,32 +160,32 @@ class Tensors:
         self._known(name, declaration)  # Raises InvalidArgument if the declaration differs.
         return self.declared_on_host(name)
 
-    def declare(self, name: str, declaration: Declaration, priority: int = 0) -> Declared:
-        """Agrees with the other ranks on a tensor. A repeated call is cheap."""
+    def declare(
+        self, name: str, declaration: Declaration, priority: int = 0, in_place: bool = False
+    ) -> Declared:
+        """Agrees with the other ranks on a tensor. A repeated call is cheap. `in_place`: as in
+        declare_all().
+        """
         declared = self._on_host(name, declaration)
         if declared is None:
             try:
-                [declared] = self._declare_new([(name, declaration, priority)])
+                [declared] = self._declare_on_host([(name, declaration, priority)], in_place)
             except Mismatch:  # Every rank gets the error.
                 self.free(name)
                 raise
         return declared
 
-    def declare_early(self, name: str, declaration: Declaration, priority: int) -> None:
+    def declare_early(
+        self, name: str, declaration: Declaration, priority: int, in_place: bool = False
+    ) -> Declared:
         """Does the same as declare(), before the first call of the name.
 
         That call raises a Mismatch once more: other ranks may get it there for the first time, and
         the calls of all ranks must stay in step.
         """
-        with self._raised_once_more(name):
-            self.declare(name, declaration, priority)
-
-    @contextlib.contextmanager
-    def _raised_once_more(self, name: str) -> Iterator[None]:
         try:
-            yield
+            return self.declare(name, declaration, priority, in_place)
         except Mismatch as mismatch:
-            self.free(name)
             self._disagreed[name] = mismatch
             raise
 
@@ -234,13 +217,15 @@ class Tensors:
         other rank has declared them without it.
         """
         new = [each for each in declarations if self._on_host(*each[:2]) is None]
+        self._declare_on_host(new, in_place)
+
+    def _declare_on_host(
+        self, declarations: Sequence[tuple[str, Declaration, int]], in_place: bool
+    ) -> list[Declared]:
         if in_place:
-            try:
-                self._declare_new(new, in_place=True)
-                return
-            except Unsupported:
-                pass
-        self._declare_new(new)
+            with contextlib.suppress(Unsupported):
+                return self._declare_new(declarations, in_place=True)
+        return self._declare_new(declarations)
 
     def _declare_new(
         self,

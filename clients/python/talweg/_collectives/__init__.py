@@ -8,6 +8,7 @@ What a framework's module offers
     grouped_calls    calls of many tensors, and all of these in one class
     numpy_calls      that class, for NumPy arrays
     numpy_rounds     push_pull and broadcast of NumPy arrays
+    many_rounds      push_pull and broadcast of many tensors of a framework
     family           what these modules share
     process_sets     groups of ranks, and the group of a call
     objects          bytes and Python objects of any size

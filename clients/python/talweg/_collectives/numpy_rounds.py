@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from talweg import _client
 from talweg._arguments import chosen_op, listed, takes_old_order
-from talweg._client import Handle, group_of
+from talweg._client import Handle
 from talweg._client.left_rounds import finish_call
 from talweg._collectives import queued, rounds
+from talweg._collectives.many_rounds import run_many, start_many
 from talweg._collectives.numpy_calls import contiguous, real_pairs
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Declaration, Op, numpy_dtype
-from talweg._library.native_arguments import check_name_and_priority
 from talweg.errors import InvalidArgument, WrongType
 
 _old_order = takes_old_order("op", "name", "priority", "timeout_s")
@@ -227,42 +226,6 @@ def broadcast_async(
 # ----- Many arrays -----
 
 
-def _start_many(
-    start_one: Callable[..., Handle],
-    arrays: Iterable[np.ndarray],
-    name: str | None,
-    *arguments: Any,
-    **options: Any,
-) -> Handle:
-    """Starts one call for each array, and returns one handle for all. The calls are named name.0,
-    name.1 and so on, if there is a name.
-    """
-    if name is not None:
-        check_name_and_priority(name, 0)
-    names = (None if name is None else f"{name}.{index}" for index in itertools.count())
-    started = [
-        start_one(array, *arguments, name=own, **options) for array, own in zip(arrays, names)
-    ]
-    return group_of(_client.current(), started)
-
-
-def _run_many(
-    start_all: Callable[..., Handle],
-    arrays: Iterable[np.ndarray],
-    name: str | None,
-    timeout_s: float | None,
-    *arguments: Any,
-    **options: Any,
-) -> list[np.ndarray]:
-    """Runs the calls that `start_all` starts. Returns their results."""
-    client = _client.current()
-    every = listed(arrays, start_all.__name__.replace("_async", ""))
-    left_s = rounds.before_calls(client, name, len(every), options.get("process_set"), timeout_s)
-    handle = start_all(every, *arguments, name=name, **options)
-    results: list[np.ndarray] = finish_call(client, handle, left_s)
-    return results
-
-
 def _settle(every: Sequence[np.ndarray], name: str | None, op: Op, options: dict[str, Any]) -> None:
     """Declares all arrays at once: one by one, the first round of many takes seconds."""
     if name is None or options.get("process_set") is not None:
@@ -287,7 +250,7 @@ def grouped_push_pull_async(
     """
     every = listed(arrays, "grouped_push_pull")
     _settle(every, name, chosen_op(op, options.get("average", True)), options)
-    return _start_many(push_pull_async, every, name, op=op, **options)
+    return start_many(push_pull_async, every, name, op=op, **options)
 
 
 def grouped_push_pull(
@@ -299,7 +262,8 @@ def grouped_push_pull(
     **options: Any,
 ) -> list[np.ndarray]:
     """Runs push_pull() of many arrays; returns a list of results."""
-    return _run_many(grouped_push_pull_async, arrays, name, timeout_s, op=op, **options)
+    every = listed(arrays, "grouped_push_pull")
+    return run_many(grouped_push_pull_async, every, name, timeout_s, op=op, **options)
 
 
 def grouped_push_pull_async_inplace(
@@ -310,7 +274,7 @@ def grouped_push_pull_async_inplace(
     for array in every:
         _require_writable(array, "an in-place push_pull")
     _settle(every, name, chosen_op(op, options.get("average", True)), options)
-    return _start_many(push_pull_async_inplace, every, name, op=op, **options)
+    return start_many(push_pull_async_inplace, every, name, op=op, **options)
 
 
 def grouped_push_pull_inplace(
@@ -322,14 +286,15 @@ def grouped_push_pull_inplace(
     **options: Any,
 ) -> list[np.ndarray]:
     """Does the same as grouped_push_pull(), in place. Returns the list of arrays."""
-    return _run_many(grouped_push_pull_async_inplace, arrays, name, timeout_s, op=op, **options)
+    every = listed(arrays, "grouped_push_pull_inplace")
+    return run_many(grouped_push_pull_async_inplace, every, name, timeout_s, op=op, **options)
 
 
 def grouped_broadcast_async(
     arrays: Iterable[np.ndarray], root_rank: int = 0, name: str | None = None, **options: Any
 ) -> Handle:
     """Starts broadcast_async() of many arrays, with its options. Returns one handle for all."""
-    return _start_many(
+    return start_many(
         broadcast_async, listed(arrays, "grouped_broadcast"), name, root_rank, **options
     )
 
@@ -343,4 +308,5 @@ def grouped_broadcast(
     **options: Any,
 ) -> list[np.ndarray]:
     """Runs broadcast() of many arrays, in place. Returns the list of arrays."""
-    return _run_many(grouped_broadcast_async, arrays, name, timeout_s, root_rank, **options)
+    every = listed(arrays, "grouped_broadcast")
+    return run_many(grouped_broadcast_async, every, name, timeout_s, root_rank, **options)

@@ -60,10 +60,9 @@ class Bucket:
         if declared is None:
             declaration = declaration_of(tensor, Op.AVERAGE)
             self._client.check_push(declaration)
-            if may_be_in_place(tensor):
-                new = (self._name, declaration, priority)
-                self._client.tensors.declare_all([new], in_place=True)
-            declared = self._client.tensors.declare(self._name, declaration, priority)
+            declared = self._client.tensors.declare(
+                self._name, declaration, priority, in_place=may_be_in_place(tensor)
+            )
         return declared
 
     def _stands_at(self, tensor: torch.Tensor, buffer: Buffer) -> bool:

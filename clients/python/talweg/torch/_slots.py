@@ -124,8 +124,7 @@ class TensorSlots:
     def _declared(self, slot: _Slot) -> Declared:
         if slot.declared is None:
             tensors = self._client.tensors
-            tensors.declare_all([(slot.name, slot.declaration, 0)], in_place=True)
-            slot.declared = tensors.declare(slot.name, slot.declaration)
+            slot.declared = tensors.declare(slot.name, slot.declaration, in_place=True)
         return slot.declared
 
     def tensor(self, number: int) -> int:

@@ -33,6 +33,7 @@ def main() -> int:
     talweg.init()
     heard: list[str] = []
     talweg.on_view_change(lambda change: heard.append(_text(change)))
+    talweg.barrier()  # All ranks have seen three nodes before one of them is lost.
     fatal = int(sys.argv[1])
     for step in range(_STEPS):
         if step == fatal and talweg.rank() == talweg.size() - 1:

@@ -59,6 +59,7 @@ static_assert(TALWEG_SHARE_ROOT == static_cast<int>(Share::kRoot));
 static_assert(TALWEG_SHARE_OWN == static_cast<int>(Share::kOwn));
 static_assert(TALWEG_SHARE_ROW == static_cast<int>(Share::kRow));
 static_assert(TALWEG_SHARE_COLUMN == static_cast<int>(Share::kColumn));
+static_assert(TALWEG_TWICE == static_cast<int>(Encoding::kTwice));
 static_assert(TALWEG_BIT_AND == static_cast<int>(Op::kBitAnd));
 static_assert(TALWEG_BIT_XOR == static_cast<int>(Op::kBitXor));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);
@@ -96,9 +97,16 @@ talweg_status ToCollective(const char* name, const talweg_collective& given,
     return ToC(last_error.Fail(RankStatus::kInvalidArgument,
                                "tensor '%s': share %u or %u does not exist", name, gives, gets));
   }
+  const bool has_side = given.struct_bytes >= offsetof(talweg_collective, reserved);
+  const unsigned encoding = given.struct_bytes >= sizeof(given) ? NumberIn(given.encoding) : 0;
+  if (encoding > 0xff) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                               "tensor '%s': encoding %u does not exist", name, encoding));
+  }
   *collective = {static_cast<DType>(dtype), static_cast<Op>(op),
                  static_cast<Share>(gives), static_cast<Share>(gets),
-                 given.element_count,       given.struct_bytes >= sizeof(given) && given.side != 0};
+                 given.element_count,       has_side && given.side != 0,
+                 static_cast<Encoding>(encoding)};
   return TALWEG_OK;
 }
 

@@ -54,7 +54,7 @@ extern "C" {
 
 /* Version of this header. talweg_version() returns the library's. */
 #define TALWEG_VERSION_MAJOR 1
-#define TALWEG_VERSION_MINOR 5
+#define TALWEG_VERSION_MINOR 6
 
 typedef struct talweg_client talweg_client;
 /* A declared tensor of one client. */
@@ -375,6 +375,17 @@ typedef enum talweg_share {
   TALWEG_SHARE_COLUMN = 5 /* Rank i: parts i, n + i, 2 * n + i, ... of n * n. */
 } talweg_share;
 
+/* How a tensor's bytes travel between nodes. It changes no result. (Since version 1.6.) */
+typedef enum talweg_encoding {
+  TALWEG_PLAIN = 0, /* As they lie in memory. */
+  /* Words of 4 bytes that repeat are sent once. For tensors that are mostly zeros. Never longer
+   * than plain. */
+  TALWEG_RUNS = 1,
+  /* Twice, the second time inverted. A contribution that was damaged on the way ends its round with
+   * TALWEG_MISMATCH. */
+  TALWEG_TWICE = 2
+} talweg_encoding;
+
 /* A collective operation, and the ranks that take part in it:
  *
  *                    gives    gets      parts
@@ -403,6 +414,8 @@ typedef struct talweg_collective {
    * be pushed while another thread is in talweg_end_step. It must have a group, and be an
    * all_reduce or a broadcast. (Since version 1.3.) */
   uint32_t side;
+  uint32_t reserved;        /* 0. (This and the next since version 1.6.) */
+  talweg_encoding encoding; /* Equal at all ranks. Needs host memory, and an agent of 1.6. */
 } talweg_collective;
 
 /* Like talweg_declare, for any collective. All ranks of the group make the same declaration; other

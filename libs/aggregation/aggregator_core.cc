@@ -149,9 +149,14 @@ void AggregatorCore::OnAllocationRefused(AllocationId id, const std::string& tex
   declarations_.OnAllocationRefused(id, text, out);
 }
 
-void AggregatorCore::OnSummed(const SumId& id, Effects& out) {
+void AggregatorCore::OnSummed(const SumId& id, uint32_t travel_bytes, Effects& out) {
   notices_.OnEvent();
-  rounds_.OnSummed(id, out);
+  rounds_.OnSummed(id, travel_bytes, out);
+}
+
+void AggregatorCore::OnUndecodable(const SumId& id, size_t input, Effects& out) {
+  notices_.OnEvent();
+  rounds_.OnUndecodable(id, input, out);
 }
 
 void AggregatorCore::OnWriteDone(WriteId id, Effects& out) {

@@ -69,7 +69,10 @@ class AggregatorCore {
 
   void OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out);
   void OnAllocationRefused(AllocationId id, const std::string& text, Effects& out);
-  void OnSummed(const SumId& id, Effects& out);
+  // A Sum or CopyResult is done, and its result takes `travel_bytes`.
+  void OnSummed(const SumId& id, uint32_t travel_bytes, Effects& out);
+  // The bytes of the Sum's input at this place are no encoding of its data.
+  void OnUndecodable(const SumId& id, size_t input, Effects& out);
   void OnWriteDone(WriteId id, Effects& out);
   // Call it a few times a second.
   void OnTick(int64_t now_ns, Effects& out);

@@ -295,5 +295,118 @@ TEST_CASE("AggregatorCore: a member that declares late hears of no round that it
   CHECK(declared[0].held == Round{0});
 }
 
+// Two members, each of one rank, declare one tensor that is encoded as `encoding`.
+struct EncodedFixture : CollectiveFixture {
+  explicit EncodedFixture(Encoding encoding, uint64_t elements = 16)
+      : CollectiveFixture("all_reduce", {}, {1, 1}) {
+    sums_at_once = false;
+    spec.encoding = encoding;
+    spec.element_count = elements;
+    for (const uint32_t node : {0, 1}) SayDeclare(node, Said(node));
+    effects_seen.clear();
+  }
+
+  void GiveEncoded(uint32_t node, uint64_t round, uint32_t travel_bytes,
+                   uint32_t length_bytes = 64) {
+    wire::Contribute part = Part("t", round, 0);
+    part.length_bytes = length_bytes;
+    part.travel_bytes = travel_bytes;
+    Contribute(node, part);
+  }
+};
+
+TEST_CASE("AggregatorCore: what is encoded has as much room as its encoding may need",
+          "[aggregation]") {
+  EncodedFixture f(Encoding::kTwice, 20'000);
+  const AggregatorTensor& tensor = f.job.tensors().at(KeyOf("t"));
+  CHECK(tensor.SlotBytes() == 2 * 80'000);
+  CHECK(tensor.reserved_bytes == 3 * 2 * 80'000);
+  REQUIRE(tensor.local.size() > 1);
+  CHECK(tensor.local[1].slot_offset_bytes == 2 * tensor.local[1].offset_bytes);
+}
+
+TEST_CASE("AggregatorCore: encoded contributions are summed as encoded, and the result says its size",
+          "[aggregation]") {
+  EncodedFixture f(Encoding::kTwice);
+  f.GiveEncoded(0, 1, 120);
+  f.GiveEncoded(1, 1, 128);
+  REQUIRE(f.Seen<Sum>().size() == 1);
+  const Sum sum = f.Seen<Sum>()[0];
+  CHECK(sum.encoding == Encoding::kTwice);
+  CHECK(sum.length_bytes == 64);
+  REQUIRE(sum.inputs.size() == 2);
+  CHECK(sum.inputs[0].travel_bytes == 120);
+  CHECK(sum.inputs[1].travel_bytes == 128);
+  f.job.OnSummed(sum.id, 100, f.effects);
+  f.Perform();
+  for (const uint32_t node : {0, 1}) {
+    REQUIRE(f.Results(node).size() == 1);
+    CHECK(f.Results(node)[0].entry.length_bytes == 64);
+    CHECK(f.Results(node)[0].entry.travel_bytes == 100);
+    CHECK(f.Results(node)[0].travel_bytes == 100);
+  }
+}
+
+TEST_CASE("AggregatorCore: a contribution that takes more than its encoding may need is refused",
+          "[aggregation]") {
+  EncodedFixture f(Encoding::kRuns);
+  f.GiveEncoded(0, 1, 65);
+  CHECK(f.RefusedCount(wire::RefusedReason::kWrongLength) == 1);
+  f.GiveEncoded(0, 1, 8);
+  CHECK(f.job.counters().contributions == 1);
+}
+
+TEST_CASE("AggregatorCore: a result that is finished for others travels plain", "[aggregation]") {
+  EncodedFixture f(Encoding::kRuns);
+  wire::Contribute source = f.Part("t", 1, 0);
+  source.mode = wire::Mode::kCopy;
+  source.sum_epoch = Epoch{1};
+  source.length_bytes = 64;
+  source.travel_bytes = 8;  // As if it were encoded.
+  f.Contribute(0, source);
+  CHECK(f.RefusedCount(wire::RefusedReason::kWrongLength) == 1);
+  source.travel_bytes = 64;
+  f.Contribute(0, source);
+  wire::Contribute other = f.Part("t", 1, 0);
+  other.mode = wire::Mode::kCopy;
+  other.form = wire::Form::kEmpty;
+  other.rank_count = 0;
+  f.Contribute(1, other);
+  REQUIRE(f.Seen<CopyResult>().size() == 1);
+  CHECK(f.Seen<CopyResult>()[0].travel_bytes == 64);
+}
+
+TEST_CASE("AggregatorCore: bytes that are no encoding end the round for all, and only that round",
+          "[aggregation]") {
+  EncodedFixture f(Encoding::kRuns);
+  f.GiveEncoded(0, 1, 12);
+  f.GiveEncoded(1, 1, 40);
+  f.job.OnUndecodable(f.Seen<Sum>()[0].id, 1, f.effects);
+  f.Perform();
+  for (const uint32_t node : {0, 1}) {
+    REQUIRE(f.Results(node).size() == 1);
+    CHECK(f.Results(node)[0].entry.form == wire::Form::kDisagreement);
+    CHECK_THAT(f.Results(node)[0].text,
+               Catch::Contains("round 1 of tensor 't'") && Catch::Contains("the 40 bytes") &&
+                   Catch::Contains("node 1") && Catch::Contains("no runs encoding of 64 bytes"));
+  }
+  f.effects_seen.clear();
+  f.GiveEncoded(0, 2, 12);
+  f.GiveEncoded(1, 2, 12);
+  REQUIRE(f.Seen<Sum>().size() == 1);
+  CHECK(f.Seen<Sum>()[0].id.round == Round{2});
+}
+
+TEST_CASE("AggregatorCore: members that declare other encodings hear of both", "[aggregation]") {
+  CollectiveFixture f("all_reduce", {}, {1, 1});
+  f.SayDeclare(0, f.Said(0));
+  f.spec.encoding = Encoding::kRuns;
+  f.SayDeclare(1, f.Said(1));
+  REQUIRE(f.job.tensors().at(KeyOf("t")).poison.has_value());
+  CHECK_THAT(f.job.tensors().at(KeyOf("t")).poison->text,
+             Catch::Contains("declared f32[16] sum,") &&
+                 Catch::Contains("declares f32[16] sum encoded as runs"));
+}
+
 }  // namespace
 }  // namespace talweg::aggregation

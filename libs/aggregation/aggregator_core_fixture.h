@@ -131,8 +131,13 @@ class JobFixture {
             .mode = wire::Mode::kSum,
             .form = wire::Form::kWritten};
   }
-  // Fills in the length if the test gives none: all of a slice.
+  // Fills in the lengths if the test gives none: all of a slice, which travels plain.
   wire::Contribute WithLength(wire::Contribute part) const {
+    part = WithDataLength(part);
+    if (part.travel_bytes == 0) part.travel_bytes = part.length_bytes;
+    return part;
+  }
+  wire::Contribute WithDataLength(wire::Contribute part) const {
     if (part.form == wire::Form::kInline) {
       part.length_bytes = static_cast<uint32_t>(part.bytes.size());
     }
@@ -184,9 +189,9 @@ class JobFixture {
   }
   void FinishSums() {
     while (!sums_under_way.empty()) {
-      const SumId id = sums_under_way.front();
+      const auto [id, travel_bytes] = sums_under_way.front();
       sums_under_way.erase(sums_under_way.begin());
-      job.OnSummed(id, effects);
+      job.OnSummed(id, travel_bytes, effects);
       Perform();
     }
   }
@@ -207,7 +212,7 @@ class JobFixture {
   bool sums_at_once = true;
   bool writes_at_once = true;
   bool allocations_fail = false;
-  std::vector<SumId> sums_under_way;
+  std::vector<std::pair<SumId, uint32_t>> sums_under_way;  // With the bytes of their results.
   std::vector<WriteId> writes_under_way;
   std::vector<AllocationId> allocated;
   std::vector<Effect> effects;       // To perform.
@@ -229,9 +234,9 @@ class JobFixture {
         } else if (const auto* release = std::get_if<ReleaseMemory>(&effect)) {
           std::erase(allocated, release->id);
         } else if (const auto* sum = std::get_if<Sum>(&effect)) {
-          sums_under_way.push_back(sum->id);
+          sums_under_way.push_back({sum->id, sum->length_bytes});
         } else if (const auto* copy = std::get_if<CopyResult>(&effect)) {
-          sums_under_way.push_back(copy->id);
+          sums_under_way.push_back({copy->id, copy->travel_bytes});
         } else if (const auto* result = std::get_if<SendResult>(&effect)) {
           if (result->write != WriteId{0}) writes_under_way.push_back(result->write);
         }

@@ -156,6 +156,7 @@ class HostilePeers {
       part.form = wire::Form::kDisagreement;
       part.length_bytes = 0;
     }
+    if (!random_.OneIn(30)) part.travel_bytes = part.length_bytes;
     f_.Say(AnyConnection(), wire::FrameType::kContribute, std::vector{part, part});
   }
   uint64_t OpenRound(const std::string& name) {

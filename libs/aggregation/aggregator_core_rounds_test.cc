@@ -26,7 +26,9 @@ TEST_CASE("AggregatorCore: contributions are summed in member order, whatever or
   f.Contribute(0, first);
   REQUIRE(f.Seen<Sum>().size() == 1);
   const Sum sum = f.Seen<Sum>()[0];
-  CHECK(sum.inputs == std::vector<SumInput>{{f.allocated[1], 2}, {f.allocated[2], 3}});
+  constexpr uint32_t kBytes = kLargeCount * 4;
+  CHECK(sum.inputs ==
+        std::vector<SumInput>{{f.allocated[1], 2, kBytes}, {f.allocated[2], 3, kBytes}});
   CHECK(sum.result == f.allocated[0]);
   CHECK(sum.rank_count_total == 5);
   CHECK(sum.op == Op::kAverage);
@@ -91,7 +93,7 @@ TEST_CASE("AggregatorCore: small slices travel in entries, both ways", "[aggrega
   REQUIRE(stores.size() == 2);
   CHECK(stores[0].slots == f.allocated[1]);
   CHECK(stores[1].slots == f.allocated[2]);
-  CHECK(stores[1].length_bytes == 16);
+  CHECK(stores[1].travel_bytes == 16);
   REQUIRE(f.Results(0).size() == 1);
   CHECK(f.Results(0)[0].entry.form == Form::kInline);
   CHECK(f.Results(0)[0].write == WriteId{0});

@@ -112,7 +112,7 @@ bool AggregatorTensor::Place(const view::View& view, AggregatorIndex self) {
                      .part = part,
                      .offset_bytes = slice.offset_bytes,
                      .length_bytes = slice.length_bytes,
-                     .slot_offset_bytes = slice.slot_offset_bytes,
+                     .slot_offset_bytes = collective.travel_offset(slice.slot_offset_bytes),
                      .round = SliceRound(member_count, participation.TakerCount(part))});
   }
   const bool same = std::equal(local.begin(), local.end(), before.begin(), before.end(),
@@ -134,7 +134,9 @@ bool AggregatorTensor::DeclaredBy(MemberIndex member) const {
 
 uint64_t AggregatorTensor::SlotBytes() const {
   if (local.empty()) return 0;
-  return local.back().slot_offset_bytes + RoundUp(local.back().length_bytes, kCacheLineBytes);
+  const LocalSlice& last = local.back();
+  return last.slot_offset_bytes +
+         RoundUp(agreed->collective.travel_bytes_max(last.length_bytes), kCacheLineBytes);
 }
 
 void AggregatorTensor::LeaveEpoch() {

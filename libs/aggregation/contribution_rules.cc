@@ -11,17 +11,26 @@ namespace talweg::aggregation {
 using wire::Form;
 using wire::Mode;
 
+namespace {
+
+// Whether the entry's bytes, if it has any, are a result that its member holds. These travel plain.
+bool IsOfFinish(const wire::Contribute& entry) {
+  return entry.mode == Mode::kCopy && entry.sum_epoch != Epoch{0};
+}
+
+}  // namespace
+
 bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
                    const wire::Contribute& entry) {
+  const Collective& collective = tensor.agreed->collective;
+  if (!wire::CarriesData(entry.form)) return entry.length_bytes != 0 || entry.travel_bytes != 0;
   if (entry.length_bytes > slice.length_bytes) return true;
-  if (entry.length_bytes % DTypeSize(tensor.agreed->collective.dtype) != 0) return true;
-  switch (entry.form) {
-    case Form::kInline: return entry.bytes.size() != entry.length_bytes;
-    case Form::kWritten: return false;
-    case Form::kEmpty:
-    case Form::kDisagreement: break;
+  if (entry.length_bytes % DTypeSize(collective.dtype) != 0) return true;
+  if (entry.form == Form::kInline && entry.bytes.size() != entry.travel_bytes) return true;
+  if (collective.encodes() && !IsOfFinish(entry)) {
+    return entry.travel_bytes > collective.travel_bytes_max(entry.length_bytes);
   }
-  return entry.length_bytes != 0;
+  return entry.travel_bytes != entry.length_bytes;
 }
 
 std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
@@ -51,7 +60,7 @@ std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
     return collective.copies() ? "" : who() + " disagrees in a copy of what is summed";
   }
   if (entry.form == Form::kEmpty) return "";
-  if (entry.sum_epoch != Epoch{0}) return "";  // The member is the source of a Finish.
+  if (IsOfFinish(entry)) return "";  // The member is its source.
   if (!collective.copies()) return who() + " copies bytes that are not a result into a sum";
   if (giving_ranks == 0) {
     return who() + " gives what it does not have, " + Describe(*tensor.agreed) + ", slice " +
@@ -94,6 +103,17 @@ std::string RoundDisagreement(const PresentView& view, const AggregatorTensor& t
     }
   }
   return "";
+}
+
+std::string UndecodableText(const PresentView& view, const AggregatorTensor& tensor,
+                            const LocalSlice& slice, MemberIndex member) {
+  const SliceRound::Part& part = slice.round.parts()[member.value()];
+  return "round " + std::to_string(slice.round.open_round().value()) + " of tensor '" +
+         tensor.agreed->name + "': the " + std::to_string(part.travel_bytes) +
+         " bytes that " + view.MemberText(member) + " has sent for slice " +
+         std::to_string(slice.index.value()) + " are no " +
+         std::string(EncodingName(tensor.agreed->collective.encoding)) + " encoding of " +
+         std::to_string(part.length_bytes) + " bytes";
 }
 
 }  // namespace talweg::aggregation

@@ -13,8 +13,8 @@
 // (docs/protocol.md, section 5). Pure functions.
 namespace talweg::aggregation {
 
-// Whether the contribution is longer than its slice, has another length than it says, or ends
-// within an element.
+// Whether the contribution is longer than its slice, has another length than it says, ends within an
+// element, or takes more bytes than its encoding may need.
 bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
                    const wire::Contribute& entry);
 
@@ -25,6 +25,10 @@ std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
 // Returns where the members of a complete round disagree, naming both sides, or "".
 std::string RoundDisagreement(const PresentView& view, const AggregatorTensor& tensor,
                               const LocalSlice& slice);
+
+// The text of a round whose slice has a contribution that is no encoding.
+std::string UndecodableText(const PresentView& view, const AggregatorTensor& tensor,
+                            const LocalSlice& slice, MemberIndex member);
 
 }  // namespace talweg::aggregation
 

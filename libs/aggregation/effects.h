@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "libs/base/dtype.h"
+#include "libs/base/encoding.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
@@ -63,7 +64,7 @@ struct ReleaseMemory {
 struct StoreInline {
   AllocationId slots;
   uint64_t offset_bytes = 0;
-  uint32_t length_bytes = 0;
+  uint32_t travel_bytes = 0;
   uint32_t entry_index = 0;
 };
 
@@ -80,30 +81,34 @@ struct SumId {
 struct SumInput {
   AllocationId slots;
   uint32_t rank_count = 0;
+  uint32_t travel_bytes = 0;  // How many bytes of the contribution lie there.
 
   friend bool operator==(const SumInput&, const SumInput&) = default;
 };
 
 // Reduces the inputs, in this order and in one pass, from `offset_bytes` of each to `offset_bytes`
-// of the result. OnSummed answers, at once or later. Sums and copies to one result are done in the
-// order in which they were asked for, even if they have become stale meanwhile. reduce::LastHop has
-// the weights and the divisor of averages.
+// of the result. Where they are encoded, the performer decodes each, and encodes the sum. OnSummed
+// answers, at once or later, with the bytes that the result takes; OnUndecodable if an input is no
+// encoding of `length_bytes`. Sums and copies to one result are done in the order in which they
+// were asked for, even if they have become stale meanwhile. reduce::LastHop has the weights and the
+// divisor of averages.
 struct Sum {
   SumId id;
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;  // Never kCopy: see CopyResult.
-  uint64_t offset_bytes = 0;
-  uint32_t length_bytes = 0;  // May be 0; a multiple of the dtype's size.
+  Encoding encoding = Encoding::kPlain;
+  uint64_t offset_bytes = 0;  // In the slots, and in the result.
+  uint32_t length_bytes = 0;  // Of the data. May be 0; a multiple of the dtype's size.
   std::vector<SumInput> inputs;
   uint32_t rank_count_total = 0;
   AllocationId result;
 };
 
-// The source's bytes are the result. OnSummed answers.
+// The source's bytes are the result, encoded or not. OnSummed answers.
 struct CopyResult {
   SumId id;
   uint64_t offset_bytes = 0;
-  uint32_t length_bytes = 0;
+  uint32_t travel_bytes = 0;
   AllocationId source;
   AllocationId result;
 };
@@ -118,8 +123,8 @@ struct SendResult {
   wire::Result entry;  // `bytes` is empty.
   AllocationId result;
   uint64_t offset_bytes = 0;
-  uint32_t length_bytes = 0;
-  wire::RemoteRef target;  // kWritten only.
+  uint32_t travel_bytes = 0;  // That the result takes, wanted or not.
+  wire::RemoteRef target;     // kWritten only.
   WriteId write;           // kWritten only.
   std::string text;        // kDisagreement only: the entry's bytes.
   int32_t priority = 0;    // The priority of the member's contribution.

@@ -6,14 +6,14 @@
 namespace talweg::aggregation {
 
 bool ResultQueue::Add(const SendResult& result) {
-  TALWEG_CHECK(result.length_bytes > 0);
+  TALWEG_CHECK(result.travel_bytes > 0);
   if (under_way_bytes_ < window_bytes_) {
     TALWEG_CHECK(waiting_.empty());
-    under_way_bytes_ += result.length_bytes;
+    under_way_bytes_ += result.travel_bytes;
     return true;
   }
   waiting_.emplace(Turn{-int64_t{result.priority}, next_arrival_++}, result);
-  waiting_bytes_ += result.length_bytes;
+  waiting_bytes_ += result.travel_bytes;
   return false;
 }
 
@@ -30,8 +30,8 @@ std::optional<SendResult> ResultQueue::TakeAnyway() {
   if (waiting_.empty()) return std::nullopt;
   SendResult result = std::move(waiting_.begin()->second);
   waiting_.erase(waiting_.begin());
-  waiting_bytes_ -= result.length_bytes;
-  under_way_bytes_ += result.length_bytes;
+  waiting_bytes_ -= result.travel_bytes;
+  under_way_bytes_ += result.travel_bytes;
   return result;
 }
 

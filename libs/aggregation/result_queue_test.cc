@@ -17,7 +17,7 @@ SendResult Result(uint64_t write, int32_t priority, uint32_t bytes = 100) {
   SendResult result;
   result.write = WriteId{write};
   result.priority = priority;
-  result.length_bytes = bytes;
+  result.travel_bytes = bytes;
   return result;
 }
 
@@ -28,7 +28,7 @@ std::vector<uint64_t> Rest(ResultQueue& queue) {
   queue.OnWritten(queue.under_way_bytes());
   while (const std::optional<SendResult> next = queue.Take()) {
     order.push_back(next->write.value());
-    queue.OnWritten(next->length_bytes);
+    queue.OnWritten(next->travel_bytes);
   }
   return order;
 }
@@ -107,7 +107,7 @@ TEST_CASE("ResultQueue: every result leaves once, and none waits for nothing", "
       } else if (!under_way.empty()) {
         queue.OnWritten(under_way.front());
         under_way.erase(under_way.begin());
-        while (const auto next = queue.Take()) leave(next->length_bytes);
+        while (const auto next = queue.Take()) leave(next->travel_bytes);
       }
       CHECK((queue.waiting_count() == 0 || !under_way.empty()));
     }

@@ -42,7 +42,7 @@ ContributionTally Rounds::OnContributions(ConnectionId connection, const Session
 
   uint64_t cost_bytes = 0;
   for (const wire::Contribute& entry : *entries) {
-    cost_bytes += wire::CreditCost(entry.form, entry.length_bytes);
+    cost_bytes += wire::CreditCost(entry.form, entry.travel_bytes);
   }
   if (cost_bytes > 0) out.push_back(ReturnCredit{connection, cost_bytes});
   for (uint32_t i = 0; i < entries->size(); ++i) {
@@ -91,7 +91,8 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
                       std::to_string(slice->length_bytes) + " bytes of " +
                       std::string(DTypeName(tensor.agreed->collective.dtype)) +
                       " at most, and the contribution says " + std::to_string(entry.length_bytes) +
-                      ", with " + std::to_string(entry.bytes.size()) + " inside");
+                      ", which travel as " + std::to_string(entry.travel_bytes) + ", with " +
+                      std::to_string(entry.bytes.size()) + " inside");
   }
   std::string problem = ModeProblem(*view_, tensor, *slice, member, entry);
   if (!problem.empty()) return refuse(RefusedReason::kWrongMode, std::move(problem));
@@ -115,14 +116,14 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
     case SliceRound::Outcome::kTaken:
     case SliceRound::Outcome::kCompleted: break;
   }
-  const uint64_t bytes = wire::CreditCost(entry.form, entry.length_bytes);
+  const uint64_t bytes = wire::CreditCost(entry.form, entry.travel_bytes);
   ++counters_->contributions;
   counters_->contribution_bytes += bytes;
   tally.taken_bytes += bytes;
   if (entry.form == Form::kInline && bytes > 0) {
     out.push_back(StoreInline{.slots = tensor.slots.at(view_->IdOf(member)).id,
                               .offset_bytes = slice->slot_offset_bytes,
-                              .length_bytes = entry.length_bytes,
+                              .travel_bytes = entry.travel_bytes,
                               .entry_index = from.entry_index});
   }
   if (slice->round.state() == SliceRound::State::kComplete) StartSumIfFree(tensor, *slice, out);
@@ -166,6 +167,7 @@ void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects
                     .slice = slice.index,
                     .round = slice.round.open_round()};
   const uint32_t length_bytes = slice.round.length_bytes();
+  const std::vector<SliceRound::Part>& parts = slice.round.parts();
   slice.round.StartSum();
   const auto slots_of = [&](size_t member) {
     return tensor.slots.at(view_->view().members[member].id).id;
@@ -176,7 +178,7 @@ void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects
     ++counters_->copies;
     out.push_back(CopyResult{.id = id,
                              .offset_bytes = slice.slot_offset_bytes,
-                             .length_bytes = length_bytes,
+                             .travel_bytes = parts[source->value()].travel_bytes,
                              .source = slots_of(source->value()),
                              .result = tensor.result});
     return;
@@ -184,14 +186,14 @@ void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects
   Sum sum = {.id = id,
              .dtype = tensor.agreed->collective.dtype,
              .op = tensor.agreed->collective.op,
+             .encoding = tensor.agreed->collective.encoding,
              .offset_bytes = slice.slot_offset_bytes,
              .length_bytes = length_bytes,
              .result = tensor.result};
-  const std::vector<SliceRound::Part>& parts = slice.round.parts();
   sum.inputs.reserve(slice.round.taker_count());
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].here) continue;
-    sum.inputs.push_back({slots_of(i), parts[i].rank_count});
+    sum.inputs.push_back({slots_of(i), parts[i].rank_count, parts[i].travel_bytes});
     sum.rank_count_total += parts[i].rank_count;
   }
   ++counters_->sums;
@@ -199,16 +201,38 @@ void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects
   out.push_back(std::move(sum));
 }
 
-void Rounds::OnSummed(const SumId& id, Effects& out) {
+LocalSlice* Rounds::SliceOf(const SumId& id) {
   const auto found = tensors_->find(id.tensor);
   if (found == tensors_->end() || id.epoch != view_->epoch() || found->second.poison || is_over_) {
     ++counters_->sums_stale;
-    return;
+    return nullptr;
   }
-  AggregatorTensor& tensor = found->second;
-  LocalSlice* slice = tensor.FindLocal(id.slice);
+  LocalSlice* const slice = found->second.FindLocal(id.slice);
   TALWEG_CHECK(slice != nullptr && slice->round.open_round() == id.round);
-  slice->round.OnSummed(view_->epoch());
+  return slice;
+}
+
+void Rounds::OnSummed(const SumId& id, uint32_t travel_bytes, Effects& out) {
+  LocalSlice* const slice = SliceOf(id);
+  if (slice == nullptr) return;
+  slice->round.OnSummed(view_->epoch(), travel_bytes);
+  ServeAll(tensors_->at(id.tensor), *slice, out);
+}
+
+void Rounds::OnUndecodable(const SumId& id, size_t input, Effects& out) {
+  LocalSlice* const slice = SliceOf(id);
+  if (slice == nullptr) return;
+  AggregatorTensor& tensor = tensors_->at(id.tensor);
+  // Inputs are the contributions that are here, in member order.
+  const std::vector<SliceRound::Part>& parts = slice->round.parts();
+  uint32_t member = 0;
+  for (size_t before = input; before > 0 || !parts[member].here; ++member) {
+    if (parts[member].here) --before;
+  }
+  ++counters_->rounds_disagreed;
+  std::string text = UndecodableText(*view_, tensor, *slice, MemberIndex{member});
+  wire::CutText(text);
+  slice->round.Disagree(view_->epoch(), std::move(text));
   ServeAll(tensor, *slice, out);
 }
 
@@ -242,20 +266,21 @@ void Rounds::Serve(AggregatorTensor& tensor, LocalSlice& slice, MemberIndex memb
                                  .sum_epoch = standing.sum_epoch},
                        .result = tensor.result,
                        .offset_bytes = slice.slot_offset_bytes,
-                       .length_bytes = standing.length_bytes,
+                       .travel_bytes = standing.travel_bytes,
                        .text = standing.disagreement,
                        .priority = priority};
   ++counters_->results;
   if (!standing.disagreement.empty()) {
     result.entry.form = Form::kDisagreement;
   } else if (wants_bytes) {
-    counters_->result_bytes += standing.length_bytes;
+    counters_->result_bytes += standing.travel_bytes;
+    result.entry.travel_bytes = standing.travel_bytes;
     result.entry.form =
-        standing.length_bytes <= wire::kInlineBytesMax ? Form::kInline : Form::kWritten;
+        standing.travel_bytes <= wire::kInlineBytesMax ? Form::kInline : Form::kWritten;
   }
   if (result.entry.form == Form::kWritten) {
     result.target = tensor.declarations[member.value()].result[standing.round.value() & 1];
-    result.target.address += slice.offset_bytes;
+    result.target.address += tensor.agreed->collective.travel_offset(slice.offset_bytes);
     result.write = WriteId{++last_write_};
     writes_[result.write] = {*connection, tensor.key, slice.index, tensor.result};
     ++slice.writes_under_way;

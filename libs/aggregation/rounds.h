@@ -39,7 +39,8 @@ class Rounds {
   ContributionTally OnContributions(ConnectionId connection, const Session& session,
                                     std::optional<MemberIndex> member, const wire::Frame& frame,
                                     int64_t now_ns, Effects& out);
-  void OnSummed(const SumId& id, Effects& out);
+  void OnSummed(const SumId& id, uint32_t travel_bytes, Effects& out);
+  void OnUndecodable(const SumId& id, size_t input, Effects& out);
   void OnWriteDone(WriteId id, Effects& out);
   // The connection is over. `member`: its member in the present epoch.
   void OnLost(ConnectionId connection, std::optional<MemberIndex> member, Effects& out);
@@ -67,6 +68,8 @@ class Rounds {
                       Effects& out);
   void Refuse(ConnectionId connection, wire::RefusedReason reason, const wire::Contribute& entry,
               std::string text, ContributionTally& tally, Effects& out);
+  // Returns the slice of a sum that has ended; null if the sum is stale.
+  LocalSlice* SliceOf(const SumId& id);
   void StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects& out);
   void ServeAll(AggregatorTensor& tensor, LocalSlice& slice, Effects& out);
   void Serve(AggregatorTensor& tensor, LocalSlice& slice, MemberIndex member, bool wants_bytes,

@@ -25,14 +25,15 @@ struct Fixture : CoreParts {
                                                  .slice = SliceIndex{0},
                                                  .rank_count = 1,
                                                  .length_bytes = tensor.local[0].length_bytes,
+                                                 .travel_bytes = tensor.local[0].length_bytes,
                                                  .mode = wire::Mode::kSum,
                                                  .form = wire::Form::kWritten}};
     const Session session = {.state = SessionState::kActive, .epoch = view.epoch};
     return rounds.OnContributions(Conn(member), session, MemberIndex{member}, frame, 0, out);
   }
   void FinishSum() {
-    const SumId id = Of<Sum>().back().id;
-    rounds.OnSummed(id, out);
+    const Sum sum = Of<Sum>().back();
+    rounds.OnSummed(sum.id, sum.length_bytes, out);
   }
   // Both members contribute to two rounds. The first round's result is being written to them.
   void BeginSecondRound(const AggregatorTensor& tensor) {
@@ -53,8 +54,9 @@ TEST_CASE("Rounds: contributions are summed in member order when all have come",
   CHECK(f.Of<Sum>().empty());
   f.Contribute(0, tensor, 1);
   REQUIRE(f.Of<Sum>().size() == 1);
+  const uint32_t bytes = 4 * kLargeCount;
   CHECK(f.Of<Sum>()[0].inputs ==
-        std::vector<SumInput>{{AllocationId{100}, 1}, {AllocationId{101}, 1}});
+        std::vector<SumInput>{{AllocationId{100}, 1, bytes}, {AllocationId{101}, 1, bytes}});
   f.FinishSum();
   REQUIRE(f.Of<SendResult>().size() == 2);
   CHECK(f.Of<SendResult>()[0].connection == f.Conn(0));

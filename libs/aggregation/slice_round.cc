@@ -49,6 +49,7 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
           .wants_result = entry.wants_result,
           .rank_count = empty ? 0 : entry.rank_count,
           .length_bytes = empty ? 0 : entry.length_bytes,
+          .travel_bytes = empty ? 0 : entry.travel_bytes,
           .signature = entry.signature,
           .priority = entry.priority};
   if (disagrees) {
@@ -92,12 +93,13 @@ bool SliceRound::AnyDisagrees() const {
                      [](const Part& part) { return part.here && !part.disagreement.empty(); });
 }
 
-void SliceRound::OnSummed(Epoch epoch) {
+void SliceRound::OnSummed(Epoch epoch, uint32_t travel_bytes) {
   TALWEG_CHECK(state_ == State::kSumming);
   Standing standing = {
       .round = open_round_,
       .sum_epoch = mode_ == Mode::kCopy && sum_epoch_ != Epoch{0} ? sum_epoch_ : epoch,
       .length_bytes = length_bytes(),
+      .travel_bytes = travel_bytes,
       .mode = mode_};
   for (const Part& part : parts_) {
     if (!part.here) continue;
@@ -107,7 +109,7 @@ void SliceRound::OnSummed(Epoch epoch) {
 }
 
 void SliceRound::Disagree(Epoch epoch, std::string text) {
-  TALWEG_CHECK(state_ == State::kComplete && !text.empty());
+  TALWEG_CHECK(state_ != State::kFilling && !text.empty());
   Stand({.round = open_round_, .sum_epoch = epoch, .mode = mode_, .disagreement = std::move(text)});
 }
 

@@ -17,8 +17,8 @@ namespace talweg::aggregation {
 // takes part in, one result out (docs/protocol.md, section 5).
 //
 //   kFilling --all have contributed--> kComplete --StartSum--> kSumming --OnSummed--> kFilling
-//                                          |                                     (next round)
-//                                          +----------Disagree-----------------------^
+//                                          |                      |              (next round)
+//                                          +------Disagree--------+------------------^
 //
 // While a round fills, the previous round's result is kept and can be sent again.
 class SliceRound {
@@ -41,6 +41,7 @@ class SliceRound {
     Epoch sum_epoch;
     uint32_t rank_count = 0;
     uint32_t length_bytes = 0;
+    uint32_t travel_bytes = 0;  // How many bytes the result takes.
     wire::Mode mode = wire::Mode::kSum;
     std::string disagreement;  // Not empty: how the members differ, instead of a result.
   };
@@ -52,6 +53,7 @@ class SliceRound {
     bool wants_result = true;
     uint32_t rank_count = 0;
     uint32_t length_bytes = 0;
+    uint32_t travel_bytes = 0;
     RoundSignature signature = 0;
     int32_t priority = 0;
     std::string disagreement;  // How the member's own ranks differ.
@@ -69,9 +71,10 @@ class SliceRound {
 
   // kComplete -> kSumming.
   void StartSum();
-  // kSumming -> kFilling of the next round. `epoch`: the view's, for sums made here.
-  void OnSummed(Epoch epoch);
-  // kComplete -> kFilling of the next round: `text` stands instead of a sum.
+  // kSumming -> kFilling of the next round. `epoch`: the view's, for sums made here. The result
+  // takes `travel_bytes`.
+  void OnSummed(Epoch epoch, uint32_t travel_bytes);
+  // kComplete, or kSumming, -> kFilling of the next round: `text` stands instead of a sum.
   void Disagree(Epoch epoch, std::string text);
 
   State state() const { return state_; }

@@ -36,7 +36,7 @@ TEST_CASE("SliceRound: a round fills, is summed, and the next one begins", "[agg
   CHECK(slice.since_ns() == 10);
   slice.StartSum();
   CHECK(slice.state() == State::kSumming);
-  slice.OnSummed(Epoch{3});
+  slice.OnSummed(Epoch{3}, 64);
   CHECK(slice.standing().round == Round{7});
   CHECK(slice.standing().sum_epoch == Epoch{3});
   CHECK(slice.standing().rank_count == 3);
@@ -55,7 +55,7 @@ TEST_CASE("SliceRound: each member's result is as urgent as its own contribution
   CHECK(slice.OnContribution(kFirst, first, 0) == Outcome::kTaken);
   CHECK(slice.OnContribution(kSecond, second, 0) == Outcome::kCompleted);
   slice.StartSum();
-  slice.OnSummed(Epoch{1});
+  slice.OnSummed(Epoch{1}, 64);
   CHECK(slice.WantedPriority(kFirst) == -3);
   CHECK(slice.WantedPriority(kSecond) == 8);
   CHECK(slice.WantedResult(kFirst));
@@ -70,7 +70,7 @@ TEST_CASE("SliceRound: the same contribution twice counts once", "[aggregation]"
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kDuplicate);
   slice.StartSum();
   CHECK(slice.OnContribution(kSecond, Sum(1), 0) == Outcome::kDuplicate);
-  slice.OnSummed(Epoch{1});
+  slice.OnSummed(Epoch{1}, 64);
   CHECK(slice.OnContribution(kSecond, Sum(1), 0) == Outcome::kServeAgain);
   CHECK(slice.OnContribution(kSecond, Sum(2), 0) == Outcome::kTaken);
   // A member that has contributed to round 2 has received round 1.
@@ -88,7 +88,7 @@ TEST_CASE("SliceRound: rounds that are too old, too new or zero are wrong", "[ag
   CHECK(slice.OnContribution(kFirst, Sum(6), 0) == Outcome::kWrongRound);
   slice.StartSum();
   CHECK(slice.OnContribution(kFirst, Sum(6), 0) == Outcome::kWrongRound);
-  slice.OnSummed(Epoch{1});
+  slice.OnSummed(Epoch{1}, 64);
   CHECK(slice.OnContribution(kFirst, Sum(7), 0) == Outcome::kWrongRound);
   CHECK(slice.OnContribution(kFirst, Sum(4), 0) == Outcome::kWrongRound);
 }
@@ -105,7 +105,7 @@ TEST_CASE("SliceRound: a lost connection's contribution is forgotten until the r
   slice.Forget(kFirst);  // The bytes are here, so nobody waits for them again.
   CHECK(slice.state() == State::kComplete);
   slice.StartSum();
-  slice.OnSummed(Epoch{1});
+  slice.OnSummed(Epoch{1}, 64);
   REQUIRE(slice.OnContribution(kFirst, Sum(7), 0) == Outcome::kTaken);
   slice.Forget(kFirst);
   CHECK(slice.open_round() == Round{7});
@@ -120,7 +120,7 @@ TEST_CASE("SliceRound: a copy has exactly one source and keeps its epoch", "[agg
   CHECK(slice.OnContribution(MemberIndex{2}, Empty(5, false), 0) == Outcome::kCompleted);
   CHECK(slice.source() == kSecond);
   slice.StartSum();
-  slice.OnSummed(Epoch{9});
+  slice.OnSummed(Epoch{9}, 64);
   CHECK(slice.standing().sum_epoch == Epoch{2});
   CHECK(slice.standing().rank_count == 4);
   CHECK(slice.WantedResult(kFirst));
@@ -135,7 +135,7 @@ TEST_CASE("SliceRound: a copy has exactly one source and keeps its epoch", "[agg
   REQUIRE(slice.OnContribution(kSecond, Empty(6, true), 0) == Outcome::kTaken);
   REQUIRE(slice.OnContribution(MemberIndex{2}, Empty(6, true), 0) == Outcome::kCompleted);
   slice.StartSum();
-  slice.OnSummed(Epoch{9});
+  slice.OnSummed(Epoch{9}, 64);
   CHECK(slice.standing().sum_epoch == Epoch{9});
 }
 

@@ -13,7 +13,9 @@ std::string Words(const Collective& collective) {
 
 std::string Describe(const Collective& collective) {
   return std::string(DTypeName(collective.dtype)) + "[" + std::to_string(collective.element_count) +
-         "] " + Words(collective) + (collective.side ? " side tensor" : "");
+         "] " + Words(collective) + (collective.side ? " side tensor" : "") +
+         (collective.encodes() ? " encoded as " + std::string(EncodingName(collective.encoding))
+                               : "");
 }
 
 std::string Problem(const Collective& collective) {
@@ -27,6 +29,9 @@ std::string Problem(const Collective& collective) {
     return "there is no collective that gives " +
            std::to_string(static_cast<int>(collective.gives)) + " and gets " +
            std::to_string(static_cast<int>(collective.gets));
+  }
+  if (!IsValid(collective.encoding)) {
+    return "there is no encoding " + std::to_string(static_cast<int>(collective.encoding));
   }
   const std::string name(collective.name());
   if (collective.copies() != (collective.op == Op::kCopy)) {

@@ -10,6 +10,7 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/dtype.h"
+#include "libs/base/encoding.h"
 
 // What a collective operation is: which rank gives which part of a tensor, how the parts are
 // combined, and which rank gets which part. Clients, agents and aggregators all ask here, so that
@@ -88,6 +89,7 @@ struct Collective {
   // A side tensor, outside the steps: it has a group, which may name ranks of standbys
   // (docs/protocol.md, section 4).
   bool side = false;
+  Encoding encoding = Encoding::kPlain;  // How contributions and results travel.
 
   // The collectives that older interfaces name: a reduction over all ranks to all ranks, or a
   // broadcast.
@@ -138,6 +140,16 @@ struct Collective {
     return offset_bytes - part_at(offset_bytes) * stride_bytes();
   }
 
+  constexpr bool encodes() const { return encoding != Encoding::kPlain; }
+  // Memory for what travels is as large as the encoding may need. There the bytes from
+  // `offset_bytes` of the tensor on, a multiple of kCacheLineBytes, begin at travel_offset().
+  constexpr uint64_t travel_offset(uint64_t offset_bytes) const {
+    return TravelBytesMax(encoding, offset_bytes);
+  }
+  constexpr uint64_t travel_bytes_max(uint64_t bytes) const {
+    return TravelBytesMax(encoding, bytes);
+  }
+
   constexpr bool Gives(uint32_t part, uint32_t rank, uint32_t rank_count, uint32_t root) const {
     return HasPart(gives, part, rank, rank_count, root);
   }
@@ -155,7 +167,7 @@ struct Collective {
 
 // "sum" (an all_reduce), "reduce_scatter sum", "all_gather".
 std::string Words(const Collective& collective);
-// "f32[100] sum", "f32[100] reduce_scatter sum", "f32[100] all_gather".
+// "f32[100] sum", "f32[100] reduce_scatter sum", "f32[100] all_gather encoded as runs".
 std::string Describe(const Collective& collective);
 
 // Returns why there can be no such collective ("there is no dtype 77"), or "".

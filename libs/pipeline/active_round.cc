@@ -35,7 +35,7 @@ uint32_t ActiveRound::GivenLength(SliceIndex slice) const {
   return LengthIn(slice, (FinishesHeld() ? tensor_.held.lengths : tensor_.partial.lengths)[part]);
 }
 
-wire::Form ActiveRound::FormOf(SliceIndex slice) const {
+wire::Form ActiveRound::FormOf(SliceIndex slice, uint32_t travel_bytes) const {
   bool has_bytes = true;
   if (tensor_.finish) {
     has_bytes = tensor_.finish->sources[slice.value()] == tensor_.self.value();
@@ -45,13 +45,17 @@ wire::Form ActiveRound::FormOf(SliceIndex slice) const {
     has_bytes = GivingRanks(slice) > 0;
   }
   if (!has_bytes) return wire::Form::kEmpty;
-  return GivenLength(slice) <= wire::kInlineBytesMax ? wire::Form::kInline : wire::Form::kWritten;
+  return travel_bytes <= wire::kInlineBytesMax ? wire::Form::kInline : wire::Form::kWritten;
 }
 
 uint32_t ActiveRound::CostOf(SliceIndex slice) const {
   // In a Finish, a member that has no bytes of the slice has no length for it either.
-  const wire::Form form = FormOf(slice);
-  return wire::CarriesData(form) ? wire::CreditCost(form, GivenLength(slice)) : 0;
+  const wire::Form form = FormOf(slice, 0);
+  if (!wire::CarriesData(form)) return 0;
+  const uint32_t length_bytes = GivenLength(slice);
+  if (!tensor_.travels_encoded()) return wire::CreditCost(form, length_bytes);
+  return wire::CreditCost(
+      form, static_cast<uint32_t>(tensor_.spec.collective.travel_bytes_max(length_bytes)));
 }
 
 Memory ActiveRound::Source() const {
@@ -76,8 +80,9 @@ bool ActiveRound::WantsResult(SliceIndex slice) const {
 }
 
 bool ActiveRound::CopiesOwn(SliceIndex slice) const {
-  // A contribution that lies on a GPU is not copied: its result comes from the owner.
-  return !tensor_.finish && !tensor_.staged && tensor_.spec.collective.copies() &&
+  // A contribution that lies on a GPU, or encoded, is not copied: its result comes from the owner.
+  return !tensor_.finish && !tensor_.staged && !tensor_.spec.collective.encodes() &&
+         tensor_.spec.collective.copies() &&
          GivingRanks(slice) > 0 && WillHold(slice);
 }
 

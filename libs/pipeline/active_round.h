@@ -26,9 +26,9 @@ class ActiveRound {
   uint32_t GivingRanks(SliceIndex slice) const;
   std::vector<LocalRank> Givers(SliceIndex slice) const;
   uint32_t GivenLength(SliceIndex slice) const;
-  // In which form the node's contribution travels.
-  wire::Form FormOf(SliceIndex slice) const;
-  // How many bytes of the owner's credit that form takes.
+  // In which form the node's contribution travels, if it takes `travel_bytes`.
+  wire::Form FormOf(SliceIndex slice, uint32_t travel_bytes) const;
+  // How many bytes of the owner's credit it takes; at most, if it travels encoded.
   uint32_t CostOf(SliceIndex slice) const;
   // Where the contribution lies.
   Memory Source() const;

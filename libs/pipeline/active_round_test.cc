@@ -9,6 +9,11 @@
 namespace talweg::pipeline {
 namespace {
 
+// The form of a contribution that travels plain.
+wire::Form FormOf(const ActiveRound& round, SliceIndex slice) {
+  return round.FormOf(slice, round.CostOf(slice));
+}
+
 using testing::MakeView;
 using testing::Spec;
 
@@ -35,7 +40,7 @@ TEST_CASE("ActiveRound: a member gives each slice at its length, and gets it bac
   REQUIRE(tensor.slices.size() == 3);
   const ActiveRound round(tensor);
   CHECK(round.GivenLength(kFirst) == 64 * kKiB);
-  CHECK(round.FormOf(kFirst) == wire::Form::kWritten);
+  CHECK(FormOf(round, kFirst) == wire::Form::kWritten);
   CHECK(round.CostOf(kFirst) == wire::CreditCost(wire::Form::kWritten, 64 * kKiB));
   CHECK(round.WantsResult(kFirst));
   CHECK_FALSE(round.CopiesOwn(kFirst));
@@ -44,10 +49,10 @@ TEST_CASE("ActiveRound: a member gives each slice at its length, and gets it bac
 
   tensor.given.lengths = {64 * kKiB + 4};
   CHECK(round.GivenLength(SliceIndex{1}) == 4);
-  CHECK(round.FormOf(SliceIndex{1}) == wire::Form::kInline);
+  CHECK(FormOf(round, SliceIndex{1}) == wire::Form::kInline);
   CHECK(round.GivenLength(kLast) == 0);
   tensor.given.disagreement = "rank 0 says so";
-  CHECK(round.FormOf(kFirst) == wire::Form::kDisagreement);
+  CHECK(FormOf(round, kFirst) == wire::Form::kDisagreement);
   CHECK(round.CostOf(kFirst) == 0);
 }
 
@@ -73,7 +78,7 @@ TEST_CASE("ActiveRound: a root copies what it gives, unless that lies on a GPU",
   CHECK(ActiveRound(root).WantsResult(kFirst));
 
   const AgentTensor other = Placed(MakeView(1, {1, 1}, 1), Spec("w", 8, DType::kF32, Op::kCopy, 1));
-  CHECK(ActiveRound(other).FormOf(kFirst) == wire::Form::kEmpty);
+  CHECK(FormOf(ActiveRound(other), kFirst) == wire::Form::kEmpty);
   CHECK(ActiveRound(other).WantsResult(kFirst));
 }
 
@@ -87,8 +92,8 @@ TEST_CASE("ActiveRound: in a Finish the source gives what it has, and others tak
   const ActiveRound round(tensor);
   SECTION("The source holds the round") {
     tensor.finish = wire::Decision{.round = Round{1}, .sources = {0, 1, 0}};
-    CHECK(round.FormOf(kFirst) == wire::Form::kWritten);
-    CHECK(round.FormOf(SliceIndex{1}) == wire::Form::kEmpty);
+    CHECK(FormOf(round, kFirst) == wire::Form::kWritten);
+    CHECK(FormOf(round, SliceIndex{1}) == wire::Form::kEmpty);
     CHECK(round.RanksGiven(kFirst) == 2);
     CHECK(round.Source() == Memory::kResult);
     CHECK_FALSE(round.WantsResult(SliceIndex{1}));
@@ -99,7 +104,7 @@ TEST_CASE("ActiveRound: in a Finish the source gives what it has, and others tak
     tensor.finish = wire::Decision{.round = Round{2}, .sources = {0, 1, 1}};
     CHECK(round.GivenLength(kFirst) == 64 * kKiB);
     CHECK_FALSE(round.WantsResult(kFirst));
-    CHECK(round.FormOf(kLast) == wire::Form::kEmpty);
+    CHECK(FormOf(round, kLast) == wire::Form::kEmpty);
     CHECK(round.WantsResult(kLast));
     CHECK_FALSE(round.IsPrivate(kLast));
   }

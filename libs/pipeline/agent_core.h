@@ -111,7 +111,12 @@ class AgentCore {
   // OnTensorAllocated.
   void StageContributions(TensorIndex tensor);
   void OnReduced(uint64_t ticket, int64_t now_ns, Effects& out);
+  // The reduction's outcome is encoded, and takes `travel_bytes`.
+  void OnEncoded(uint64_t ticket, uint32_t travel_bytes, int64_t now_ns, Effects& out);
   bool ReduceWanted(uint64_t ticket) const { return reductions_.IsWanted(ticket); }
+  // `is_sound`: the bytes were an encoding of the result.
+  void OnDecoded(uint64_t ticket, bool is_sound, Effects& out);
+  bool DecodeWanted(uint64_t ticket) const { return decodings_.IsWanted(ticket); }
   // Reconnects, and reports who is waited for. Call it at NextTickNs() at the latest.
   void OnTick(int64_t now_ns, Effects& out);
   int64_t NextTickNs() const { return timer_.next_ns(); }
@@ -158,6 +163,7 @@ class AgentCore {
   OwnerLinks links_;
   schedule::SliceQueue queue_;
   Reductions reductions_;
+  Decodings decodings_;
   Failures failures_;
   Rounds rounds_;
   SliceSender sender_;

@@ -45,6 +45,7 @@ Effects ResultOf(Fixture& f, const wire::Contribute& entry, uint32_t length_byte
                       .slice = entry.slice,
                       .rank_count = 1,
                       .length_bytes = length_bytes,
+                      .travel_bytes = length_bytes,
                       .form = entry.wants_result ? wire::Form::kInline : wire::Form::kEmpty,
                       .sum_epoch = f.member.views().present()->epoch};
   if (entry.wants_result) result.bytes = payload;
@@ -416,6 +417,139 @@ TEST_CASE(
   CHECK(declared[0].group == view::Group{{NodeRank{0}, LocalRank{0}},
                                          {NodeRank{1}, LocalRank{0}},
                                          {NodeRank{2}, LocalRank{0}}});
+}
+
+// A tensor of all ranks whose slices are encoded as twice; rank 0 has pushed round 1 of it.
+struct EncodedFixture : Fixture {
+  explicit EncodedFixture(uint64_t count = 16) {
+    TensorSpec spec = SpecOf("all_reduce", count, {});
+    spec.collective.encoding = Encoding::kTwice;
+    Start(MakeView(3, {1, 1}, 1));
+    Open(spec);
+    Push(0, 0, 1);
+  }
+  const AgentTensor& tensor() const { return *member.FindTensor(Key("t")); }
+  Effects Encoded(uint64_t ticket, uint32_t travel_bytes) {
+    return Do([&](Effects& out) {
+      member.OnEncoded(ticket, travel_bytes, now_ns, out);
+      member.Flush(now_ns, out);
+    });
+  }
+  Effects Decoded(uint64_t ticket, bool is_sound) {
+    return Do([&](Effects& out) { member.OnDecoded(ticket, is_sound, out); });
+  }
+  // Sends slice 0 of the open round, and returns its entry.
+  wire::Contribute Send(uint32_t travel_bytes) {
+    const ReduceSlice reduce = Of<ReduceSlice>(Flush()).at(0);
+    return Entries<wire::Contribute>(Encoded(reduce.ticket, travel_bytes)).at(0);
+  }
+  Effects Result(const wire::Contribute& entry, uint32_t travel_bytes) {
+    std::vector<std::byte> bytes(travel_bytes);
+    return From<wire::Result>(tensor().slices[0].owner.value(), wire::FrameType::kResult,
+                              {{.key = entry.key,
+                                .round = entry.round,
+                                .slice = entry.slice,
+                                .rank_count = 2,
+                                .length_bytes = entry.length_bytes,
+                                .travel_bytes = travel_bytes,
+                                .form = wire::Form::kInline,
+                                .sum_epoch = Epoch{3},
+                                .bytes = bytes}});
+  }
+};
+
+TEST_CASE("AgentCore: a single rank's contribution is encoded before it leaves", "[pipeline]") {
+  EncodedFixture f;
+  const Effects out = f.Flush();
+  REQUIRE(f.Of<ReduceSlice>(out).size() == 1);
+  const ReduceSlice reduce = f.Of<ReduceSlice>(out)[0];
+  CHECK_FALSE(reduce.is_final);
+  CHECK(reduce.target.memory == Memory::kSendBuffer);
+  CHECK(reduce.target.length_bytes == 64);
+  // Until it is encoded, credit has to hold the most that it may take.
+  const AggregatorIndex owner = f.tensor().slices[0].owner;
+  CHECK(f.member.queue().InFlightBytes(owner) == 128);
+  const auto sent = f.Entries<wire::Contribute>(f.Encoded(reduce.ticket, 100));
+  REQUIRE(sent.size() == 1);
+  CHECK(sent[0].length_bytes == 64);
+  CHECK(sent[0].travel_bytes == 100);
+  CHECK(f.member.queue().InFlightBytes(owner) == 100);
+}
+
+TEST_CASE("AgentCore: an encoded result is visible when it is decoded", "[pipeline]") {
+  EncodedFixture f;
+  const wire::Contribute entry = f.Send(128);
+  const Effects out = f.Result(entry, 120);
+  REQUIRE(f.Of<CopyInline>(out).size() == 1);
+  CHECK(f.Of<CopyInline>(out)[0].target.memory == Memory::kArrivals);
+  REQUIRE(f.Of<DecodeSlice>(out).size() == 1);
+  const DecodeSlice decode = f.Of<DecodeSlice>(out)[0];
+  CHECK(decode.encoding == Encoding::kTwice);
+  CHECK(decode.source.length_bytes == 120);
+  CHECK(decode.target.memory == Memory::kResult);
+  CHECK(decode.target.length_bytes == 64);
+  CHECK(f.Of<CompleteRound>(out).empty());
+  CHECK(f.member.DecodeWanted(decode.ticket));
+  SECTION("It is sound") {
+    const Effects done = f.Decoded(decode.ticket, true);
+    CHECK(f.Of<SliceArrived>(done).size() == 1);
+    REQUIRE(f.Of<CompleteRound>(done).size() == 1);
+    CHECK(f.Of<CompleteRound>(done)[0].status == Status::kOk);
+    CHECK(f.Of<CompleteRound>(done)[0].ranks_summed == 2);
+  }
+  SECTION("It is no encoding: the job fails, and nobody sees it") {
+    const Effects failed = f.Decoded(decode.ticket, false);
+    CHECK(f.Of<CompleteRound>(failed).empty());
+    REQUIRE(f.Of<FailJob>(failed).size() == 1);
+    CHECK_THAT(f.Of<FailJob>(failed)[0].text,
+               Catch::Contains("tensor 't'") && Catch::Contains("no twice encoding of 64 bytes"));
+  }
+  SECTION("The same result again is not decoded again") {
+    CHECK(f.Result(entry, 120).empty());
+  }
+  SECTION("The connection breaks meanwhile: the slice is not sent again, and the round ends") {
+    f.Broken(f.tensor().slices[0].owner.value());
+    CHECK(f.Of<CompleteRound>(f.Decoded(decode.ticket, true)).size() == 1);
+  }
+  SECTION("A new view comes meanwhile, and it is decoded before the fence: it counts") {
+    f.OnView(MakeView(4, {1, 1}, 1));
+    CHECK(f.Of<CompleteRound>(f.Decoded(decode.ticket, true)).size() == 1);
+  }
+  SECTION("A new view comes meanwhile: after the fence it is not wanted any more") {
+    f.OnView(MakeView(4, {1, 1}, 1));
+    f.AnswerAll();
+    CHECK_FALSE(f.member.DecodeWanted(decode.ticket));
+    CHECK(f.Decoded(decode.ticket, true).empty());
+  }
+}
+
+TEST_CASE("AgentCore: a result that takes more than its encoding may need is not shown",
+          "[pipeline]") {
+  EncodedFixture f;
+  const wire::Contribute entry = f.Send(128);
+  CHECK(f.Result(entry, 129).empty());
+  CHECK(f.member.counters().results_ignored == 1);
+}
+
+TEST_CASE("AgentCore: what is encoded is written to its place among what is encoded",
+          "[pipeline]") {
+  EncodedFixture f(40'000);
+  const AgentTensor& tensor = f.tensor();
+  REQUIRE(tensor.slices.size() > 1);
+  Effects out;
+  for (const ReduceSlice& reduce : f.Of<ReduceSlice>(f.Flush())) {
+    const Effects more = f.Encoded(reduce.ticket, 20'000);
+    out.insert(out.end(), more.begin(), more.end());
+  }
+  const auto writes = f.Of<WriteSlice>(out);
+  REQUIRE(writes.size() == tensor.slices.size());
+  for (const WriteSlice& write : writes) {
+    const view::Slice& slice = tensor.slices[write.source.slice.value()];
+    const uint64_t begin = tensor.owners.at(slice.owner).slot.address;
+    CHECK(write.target.address == begin + 2 * slice.slot_offset_bytes);
+    CHECK(write.source.offset_bytes == slice.offset_bytes);
+    CHECK(write.source.length_bytes == 20'000);
+  }
 }
 
 }  // namespace

@@ -243,6 +243,7 @@ struct Fixture {
                         .form = wire::Form::kWritten,
                         .sum_epoch = member.views().present()->epoch};
     if (sum_epoch != 0) result.sum_epoch = Epoch{sum_epoch};
+    result.travel_bytes = result.length_bytes;
     if (!entry.wants_result) result.form = wire::Form::kEmpty;
     if (entry.wants_result && slice.length_bytes <= wire::kInlineBytesMax) {
       payload.assign(slice.length_bytes, std::byte{1});

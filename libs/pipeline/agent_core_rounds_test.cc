@@ -287,10 +287,11 @@ TEST_CASE("AgentCore: a result that does not fit is never shown", "[pipeline]") 
                           .slice = SliceIndex{0},
                           .rank_count = 2,
                           .length_bytes = 40,
+                          .travel_bytes = 40,
                           .form = wire::Form::kInline,
                           .sum_epoch = Epoch{3},
                           .bytes = bytes};
-  std::vector<wire::Result> bad(9, good);
+  std::vector<wire::Result> bad(10, good);
   bad[0].key = TensorKey{1};
   bad[1].round = Round{2};
   bad[2].slice = SliceIndex{1};
@@ -300,8 +301,12 @@ TEST_CASE("AgentCore: a result that does not fit is never shown", "[pipeline]") 
   bad[5].bytes = {};
   bad[6].round = Round{0};
   bad[7].length_bytes = 44;
+  bad[7].travel_bytes = 44;
   bad[8].length_bytes = 36;
+  bad[8].travel_bytes = 36;
   bad[8].bytes = std::span(bytes).first(36);
+  bad[9].travel_bytes = 36;
+  bad[9].bytes = std::span(bytes).first(36);
   for (const wire::Result& result : bad) {
     const Effects out = f.From<wire::Result>(owner, wire::FrameType::kResult, {result});
     CHECK(out.empty());
@@ -315,7 +320,7 @@ TEST_CASE("AgentCore: a result that does not fit is never shown", "[pipeline]") 
   foreign.entries = std::vector<wire::Result>{good};
   CHECK(f.Deliver(f.OwnerAt(owner).connection, foreign).empty());
   CHECK(f.Deliver(ConnectionId{99}, foreign).empty());
-  CHECK(f.member.counters().results_ignored == 10);
+  CHECK(f.member.counters().results_ignored == 11);
   CHECK(f.member.counters().frames_ignored == 3);
 
   CHECK(f.Of<CompleteRound>(f.From<wire::Result>(owner, wire::FrameType::kResult, {good})).size() ==

@@ -22,6 +22,20 @@ void SliceStates::Set(size_t slice, SliceState state) {
   if (present == SliceState::kExempt) ++exempt_count_;
 }
 
+bool SliceStates::IsAnswered(size_t slice) const {
+  switch (states_[slice]) {
+    case SliceState::kDecoding:
+    case SliceState::kDone:
+    case SliceState::kExempt: return true;
+    case SliceState::kIdle:
+    case SliceState::kQueued:
+    case SliceState::kReducing:
+    case SliceState::kReduced:
+    case SliceState::kSent: break;
+  }
+  return false;
+}
+
 void SliceStates::CheckInvariants() const {
   const auto done = std::count(begin(), end(), SliceState::kDone);
   TALWEG_CHECK(done_count_ == static_cast<uint32_t>(done));
@@ -42,10 +56,7 @@ bool AgentTensor::WaitsFor(AggregatorIndex owner) const {
   if (!agreement->second.agreed && !pending.empty()) return true;
   if (!contributed && !finish) return false;
   for (size_t i = 0; i < slices.size(); ++i) {
-    const SliceState slice = slice_states[i];
-    if (slices[i].owner == owner && slice != SliceState::kDone && slice != SliceState::kExempt) {
-      return true;
-    }
+    if (slices[i].owner == owner && !slice_states.IsAnswered(i)) return true;
   }
   return false;
 }
@@ -89,8 +100,7 @@ void AgentTensor::LoseOwner(AggregatorIndex owner) {
   it->second = {};
   if (state == TensorState::kOpen) state = TensorState::kDeclaring;
   for (size_t i = 0; i < slices.size(); ++i) {
-    if (slices[i].owner == owner && slice_states[i] != SliceState::kDone &&
-        slice_states[i] != SliceState::kExempt) {
+    if (slices[i].owner == owner && !slice_states.IsAnswered(i)) {
       slice_states.Set(i, SliceState::kIdle);
     }
   }

@@ -24,8 +24,9 @@ enum class SliceState : uint8_t {
   kReducing = 2,  // Credit is charged; the node's ranks are being reduced.
   kReduced = 3,   // Credit is charged, the slice is reduced: it leaves at the next Flush.
   kSent = 4,
-  kDone = 5,    // Its result is here, or acknowledged if this is a Finish of the held round.
-  kExempt = 6,  // This node has nothing to do with it.
+  kDecoding = 5,  // Its result is here, encoded.
+  kDone = 6,      // Its result is here, or acknowledged if this is a Finish of the held round.
+  kExempt = 7,    // This node has nothing to do with it.
 };
 
 // The states of a round's slices, with counts of those that are over.
@@ -41,6 +42,8 @@ class SliceStates {
   auto end() const { return states_.end(); }
   // How many slices are kDone.
   uint32_t done_count() const { return done_count_; }
+  // Whether the slice waits for nothing more from its owner.
+  bool IsAnswered(size_t slice) const;
   // Whether each slice is kDone or kExempt.
   bool AreOver() const { return done_count_ + exempt_count_ == states_.size(); }
   // CHECKs the counts.
@@ -183,8 +186,11 @@ struct AgentTensor {
   Round active_round() const { return finish ? finish->round : open_round(); }
   // Whether all owners of the present view have agreed to the tensor.
   bool agreed() const;
-  // Whether contributions are reduced, or copied, on this node before they leave.
-  bool reduces() const { return pushed.size() > 1 || staged; }
+  // Whether contributions are reduced, copied or encoded on this node before they leave.
+  bool reduces() const { return pushed.size() > 1 || staged || spec.collective.encodes(); }
+  // Whether the slices of the active round travel encoded. A result that is finished for others
+  // travels plain.
+  bool travels_encoded() const { return spec.collective.encodes() && !finish; }
   // Whether something of the tensor cannot end without an answer of `owner`.
   bool WaitsFor(AggregatorIndex owner) const;
   // The tensor's local ranks that have not pushed round held + 1.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "libs/base/collective.h"
+#include "libs/base/encoding.h"
 #include "libs/base/ids.h"
 #include "libs/wire/frames.h"
 
@@ -61,8 +62,9 @@ struct Push {
 // Memory of one tensor on this node.
 enum class Memory : uint8_t {
   kContribution = 1,  // The buffer of the node's only rank.
-  kSendBuffer = 2,    // Where the ranks of this node are reduced to.
+  kSendBuffer = 2,    // Where the ranks of this node are reduced to, and encoded.
   kResult = 3,        // The result buffer of the round's parity.
+  kArrivals = 4,      // Where results arrive if the tensor is encoded.
 };
 
 // Bytes of one tensor's round in `memory`.
@@ -71,8 +73,8 @@ struct SliceBytes {
   Round round;
   SliceIndex slice;
   Memory memory = Memory::kSendBuffer;
-  uint64_t offset_bytes = 0;
-  uint32_t length_bytes = 0;  // The length of the data: at most that of the slice.
+  uint64_t offset_bytes = 0;  // In the tensor, also where the bytes are encoded.
+  uint32_t length_bytes = 0;  // How many bytes lie there, from the slice's beginning on.
 
   friend bool operator==(const SliceBytes&, const SliceBytes&) = default;
 };
@@ -118,8 +120,9 @@ struct WriteSlice {
 };
 
 // Combines the ranks' contributions with the tensor's op, in the given order. A collective that
-// copies has one input. OnReduced(ticket) follows. Skip the reduction if
-// AgentCore::ReduceWanted(ticket) has become false.
+// copies has one input. OnReduced(ticket) follows. If the tensor is encoded and `is_final` is false,
+// the outcome is encoded to `target`, whose length is that of the data, and OnEncoded(ticket)
+// follows instead. Skip the reduction if AgentCore::ReduceWanted(ticket) has become false.
 struct ReduceSlice {
   uint64_t ticket = 0;
   SliceBytes target;  // kSendBuffer, or kResult when `is_final`.
@@ -132,6 +135,15 @@ struct ReduceSlice {
 struct CopyInline {
   uint32_t entry = 0;
   SliceBytes target;
+};
+
+// Decodes a result. OnDecoded(ticket) follows. Skip it if AgentCore::DecodeWanted(ticket) has become
+// false.
+struct DecodeSlice {
+  uint64_t ticket = 0;
+  Encoding encoding = Encoding::kPlain;
+  SliceBytes source;  // kArrivals.
+  SliceBytes target;  // kResult.
 };
 
 // A contribution of this node is the slice's result, and no result travels: copies `source` to the
@@ -242,8 +254,8 @@ struct Log {
 };
 
 using Effect =
-    std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, CopyOwn, SliceArrived,
-                 AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank, FailJob,
+    std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, DecodeSlice, CopyOwn,
+                 SliceArrived, AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank, FailJob,
                  ReportLost, StopRanks, Quiesced, RanksDone, LogWaiting, Log>;
 using Effects = std::vector<Effect>;
 

@@ -28,6 +28,7 @@ class Failures {
     StepQuiesce* quiesce;
     schedule::SliceQueue* queue;
     Reductions* reductions;
+    Decodings* decodings;
     TickTimer* timer;
   };
 

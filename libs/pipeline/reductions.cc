@@ -7,6 +7,20 @@
 
 namespace talweg::pipeline {
 
+uint64_t Decodings::Begin(const Decoding& decoding) {
+  const uint64_t ticket = next_ticket_++;
+  in_hand_.emplace(ticket, decoding);
+  return ticket;
+}
+
+std::optional<Decoding> Decodings::End(uint64_t ticket) {
+  const auto it = in_hand_.find(ticket);
+  if (it == in_hand_.end()) return std::nullopt;
+  const Decoding decoding = it->second;
+  in_hand_.erase(it);
+  return decoding;
+}
+
 uint64_t Reductions::Begin(const Reduction& reduction) {
   const uint64_t ticket = next_ticket_++;
   in_hand_.emplace(ticket, reduction);

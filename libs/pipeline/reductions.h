@@ -19,8 +19,34 @@ struct Reduction {
   SliceIndex slice;
   AggregatorIndex owner;
   uint32_t length_bytes = 0;
-  uint32_t cost_bytes = 0;  // How much of the owner's credit the slice holds.
-  bool is_final = false;    // The reduction makes the round's result, and the slice does not leave.
+  uint32_t cost_bytes = 0;    // How much of the owner's credit the slice holds.
+  uint32_t travel_bytes = 0;  // How many bytes travel, when it is reduced.
+  bool is_final = false;      // The reduction makes the round's result, and the slice does not leave.
+};
+
+// One result that is decoded on this node.
+struct Decoding {
+  TensorIndex tensor;
+  Round round;
+  SliceIndex slice;
+  AggregatorIndex owner;
+  uint32_t rank_count = 0;
+  uint32_t length_bytes = 0;
+};
+
+// The results that are being decoded.
+class Decodings {
+ public:
+  // Returns the ticket with which the decoder gives the slice back.
+  uint64_t Begin(const Decoding& decoding);
+  // Returns nullopt if the slice is not wanted any more.
+  std::optional<Decoding> End(uint64_t ticket);
+  bool IsWanted(uint64_t ticket) const { return in_hand_.contains(ticket); }
+  void Clear() { in_hand_.clear(); }
+
+ private:
+  std::map<uint64_t, Decoding> in_hand_;  // By ticket.
+  uint64_t next_ticket_ = 1;
 };
 
 // The slices that the reducer holds, and those that it has returned and that leave with the next

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace talweg::pipeline {
@@ -52,7 +53,8 @@ void Rounds::Queue(AgentTensor& tensor, Effects& out) {
                   .tensor = tensor.key,
                   .round = tensor.active_round(),
                   .slice = SliceIndex{i},
-                  .cost_bytes = is_charged ? round.CostOf(SliceIndex{i}) : 0});
+                  .cost_bytes = is_charged ? round.CostOf(SliceIndex{i}) : 0,
+                  .is_bound = tensor.travels_encoded() && !round.IsPrivate(SliceIndex{i})});
   }
 }
 
@@ -77,18 +79,23 @@ bool Rounds::IsExpected(const AgentTensor& tensor, Incarnation incarnation,
 
 bool Rounds::TakeBytes(const AgentTensor& tensor, const wire::Result& entry, uint32_t position,
                        Effects& out) {
-  if (entry.form == wire::Form::kEmpty ||
-      (entry.form == wire::Form::kInline && entry.bytes.size() != entry.length_bytes)) {
+  const Collective& collective = tensor.spec.collective;
+  const bool fits = tensor.travels_encoded()
+                        ? entry.travel_bytes <= collective.travel_bytes_max(entry.length_bytes)
+                        : entry.travel_bytes == entry.length_bytes;
+  if (entry.form == wire::Form::kEmpty || !fits ||
+      (entry.form == wire::Form::kInline && entry.bytes.size() != entry.travel_bytes)) {
     return false;
   }
   if (entry.form == wire::Form::kWritten) {
-    counters_->result_bytes_written += entry.length_bytes;
+    counters_->result_bytes_written += entry.travel_bytes;
   } else {
-    out.push_back(CopyInline{
-        position, ActiveRound(tensor).BytesOf(entry.slice, Memory::kResult, entry.length_bytes)});
+    const Memory memory = collective.encodes() ? Memory::kArrivals : Memory::kResult;
+    out.push_back(
+        CopyInline{position, ActiveRound(tensor).BytesOf(entry.slice, memory, entry.travel_bytes)});
   }
   ++counters_->results_taken;
-  counters_->result_bytes_taken += entry.length_bytes;
+  counters_->result_bytes_taken += entry.travel_bytes;
   return true;
 }
 
@@ -119,8 +126,48 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
         out);
     return;
   }
-  if (round.WantsResult(entry.slice) && !TakeBytes(tensor, entry, position, out)) return ignore();
+  if (round.WantsResult(entry.slice)) {
+    if (!TakeBytes(tensor, entry, position, out)) return ignore();
+    if (tensor.spec.collective.encodes()) return StartDecoding(tensor, entry, out);
+  }
   SliceDone(tensor, entry.slice, entry.rank_count, entry.length_bytes, out);
+}
+
+void Rounds::StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effects& out) {
+  const ActiveRound round(tensor);
+  const uint64_t ticket =
+      decodings_->Begin({.tensor = tensor.index,
+                         .round = tensor.active_round(),
+                         .slice = entry.slice,
+                         .owner = tensor.slices[entry.slice.value()].owner,
+                         .rank_count = entry.rank_count,
+                         .length_bytes = entry.length_bytes});
+  tensor.slice_states.Set(entry.slice.value(), SliceState::kDecoding);
+  out.push_back(DecodeSlice{
+      .ticket = ticket,
+      .encoding = tensor.finish ? Encoding::kPlain : tensor.spec.collective.encoding,
+      .source = round.BytesOf(entry.slice, Memory::kArrivals, entry.travel_bytes),
+      .target = round.BytesOf(entry.slice, Memory::kResult, entry.length_bytes)});
+}
+
+void Rounds::OnDecoded(uint64_t ticket, bool is_sound, Effects& out) {
+  const std::optional<Decoding> decoded = decodings_->End(ticket);
+  if (!decoded) return;
+  AgentTensor& tensor = tensors_->At(decoded->tensor);
+  const uint32_t s = decoded->slice.value();
+  if (tensor.state == TensorState::kFailed || decoded->round != tensor.active_round() ||
+      tensor.slice_states[s] != SliceState::kDecoding) {
+    return;  // The tensor has failed meanwhile.
+  }
+  if (is_sound) {
+    return SliceDone(tensor, decoded->slice, decoded->rank_count, decoded->length_bytes, out);
+  }
+  failures_->ReportAndFail(
+      "aggregator '" + links_->NameOf(decoded->owner) + "' sent a result of slice " +
+          std::to_string(s) + " of tensor '" + tensor.spec.name + "' that is no " +
+          std::string(EncodingName(tensor.spec.collective.encoding)) + " encoding of " +
+          std::to_string(decoded->length_bytes) + " bytes",
+      out);
 }
 
 void Rounds::SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_summed,

@@ -11,6 +11,7 @@
 #include "libs/pipeline/effects.h"
 #include "libs/pipeline/failures.h"
 #include "libs/pipeline/owner_links.h"
+#include "libs/pipeline/reductions.h"
 #include "libs/pipeline/step_quiesce.h"
 #include "libs/pipeline/tensor_table.h"
 #include "libs/pipeline/view_state.h"
@@ -25,12 +26,13 @@ class Rounds {
  public:
   // All outlive this.
   Rounds(const ViewState* views, TensorTable* tensors, const OwnerLinks* links,
-         schedule::SliceQueue* queue, StepQuiesce* quiesce, Failures* failures,
-         AgentCoreCounters* counters)
+         schedule::SliceQueue* queue, Decodings* decodings, StepQuiesce* quiesce,
+         Failures* failures, AgentCoreCounters* counters)
       : views_(views),
         tensors_(tensors),
         links_(links),
         queue_(queue),
+        decodings_(decodings),
         quiesce_(quiesce),
         failures_(failures),
         counters_(counters) {}
@@ -42,6 +44,8 @@ class Rounds {
 
   void OnResult(AggregatorIndex from, Incarnation incarnation, const wire::Result& entry,
                 uint32_t position, Effects& out);
+  // The performer has decoded a result, or `is_sound` is false and it could not.
+  void OnDecoded(uint64_t ticket, bool is_sound, Effects& out);
   // A slice has its result: the sum of `ranks_summed` ranks, of `length_bytes`.
   void SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_summed,
                  uint32_t length_bytes, Effects& out);
@@ -57,6 +61,7 @@ class Rounds {
   // Returns false if the entry's bytes are not what this node wants.
   bool TakeBytes(const AgentTensor& tensor, const wire::Result& entry, uint32_t position,
                  Effects& out);
+  void StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effects& out);
   void RoundDone(AgentTensor& tensor, Effects& out);
   // The epoch of the sums of the active round.
   Epoch SumEpoch(const AgentTensor& tensor) const;
@@ -65,6 +70,7 @@ class Rounds {
   TensorTable* const tensors_;
   const OwnerLinks* const links_;
   schedule::SliceQueue* const queue_;
+  Decodings* const decodings_;
   StepQuiesce* const quiesce_;
   Failures* const failures_;
   AgentCoreCounters* const counters_;

@@ -43,9 +43,12 @@ void SliceSender::Flush(int64_t now_ns, Effects& out) {
   for (const Reduction& reduced : reductions_->TakeReady()) {
     AgentTensor& tensor = tensors_->At(reduced.tensor);
     if (IsIn(SliceState::kReduced, tensor, reduced.round, reduced.slice)) {
-      SendSlice(tensor, reduced.slice, sends, out);
+      if (tensor.travels_encoded()) {
+        queue_->Depart(reduced.owner, reduced.cost_bytes, reduced.travel_bytes, now_ns);
+      }
+      SendSlice(tensor, reduced.slice, reduced.travel_bytes, sends, out);
     } else {  // The tensor has failed meanwhile.
-      queue_->ReturnCredit(reduced.owner, reduced.cost_bytes, now_ns);
+      GiveBack(reduced, now_ns);
     }
   }
   const auto wanted = [this](const schedule::QueuedSlice& queued) { return IsWanted(queued); };
@@ -85,7 +88,7 @@ void SliceSender::Dispatch(AgentTensor& tensor, SliceIndex slice, Sends& sends, 
   if (has_bytes && !tensor.finish && (tensor.reduces() || is_private)) {
     StartReduction(tensor, slice, out);
   } else if (!is_private) {
-    SendSlice(tensor, slice, sends, out);
+    SendSlice(tensor, slice, round.CostOf(slice), sends, out);
   } else if (tensor.given.disagreement.empty()) {
     rounds_->SliceDone(tensor, slice, round.GivingRanks(slice), 0, out);
   } else {
@@ -98,13 +101,14 @@ void SliceSender::StartReduction(AgentTensor& tensor, SliceIndex slice, Effects&
   const bool is_final = round.IsPrivate(slice);
   const bool is_charged = !is_final || tensor.travel == Travel::kNone;
   const uint32_t length_bytes = round.GivenLength(slice);
+  const uint32_t cost_bytes = is_final ? length_bytes : round.CostOf(slice);
   const Memory target = is_final ? Memory::kResult : Memory::kSendBuffer;
   const uint64_t ticket = reductions_->Begin({.tensor = tensor.index,
                                               .round = tensor.active_round(),
                                               .slice = slice,
                                               .owner = tensor.slices[slice.value()].owner,
                                               .length_bytes = length_bytes,
-                                              .cost_bytes = is_charged ? length_bytes : 0,
+                                              .cost_bytes = is_charged ? cost_bytes : 0,
                                               .is_final = is_final});
   tensor.slice_states.Set(slice.value(), SliceState::kReducing);
   out.push_back(ReduceSlice{.ticket = ticket,
@@ -113,30 +117,42 @@ void SliceSender::StartReduction(AgentTensor& tensor, SliceIndex slice, Effects&
                             .is_final = is_final});
 }
 
-void SliceSender::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
-  const std::optional<Reduction> reduced = reductions_->End(ticket);
+void SliceSender::GiveBack(const Reduction& reduced, int64_t now_ns) {
+  if (reduced.is_final || !tensors_->At(reduced.tensor).spec.collective.encodes()) {
+    queue_->ReturnCredit(reduced.owner, reduced.cost_bytes, now_ns);
+  } else {
+    queue_->Depart(reduced.owner, reduced.cost_bytes, 0, now_ns);
+  }
+}
+
+void SliceSender::OnReduced(uint64_t ticket, std::optional<uint32_t> travel_bytes, int64_t now_ns,
+                            Effects& out) {
+  std::optional<Reduction> reduced = reductions_->End(ticket);
   if (!reduced) return;
   AgentTensor& tensor = tensors_->At(reduced->tensor);
   if (!IsIn(SliceState::kReducing, tensor, reduced->round, reduced->slice)) {
-    queue_->ReturnCredit(reduced->owner, reduced->cost_bytes, now_ns);  // The tensor has failed.
+    GiveBack(*reduced, now_ns);  // The tensor has failed.
   } else if (reduced->is_final) {
-    queue_->ReturnCredit(reduced->owner, reduced->cost_bytes, now_ns);
+    GiveBack(*reduced, now_ns);
     rounds_->SliceDone(tensor, reduced->slice, ActiveRound(tensor).GivingRanks(reduced->slice),
                        reduced->length_bytes, out);
   } else {
+    TALWEG_CHECK(travel_bytes.has_value() == tensor.travels_encoded());
+    reduced->travel_bytes = travel_bytes.value_or(reduced->length_bytes);
     tensor.slice_states.Set(reduced->slice.value(), SliceState::kReduced);
     reductions_->AddReady(*reduced);
   }
 }
 
-wire::Contribute SliceSender::EntryOf(const AgentTensor& tensor, SliceIndex slice) const {
+wire::Contribute SliceSender::EntryOf(const AgentTensor& tensor, SliceIndex slice,
+                                      uint32_t travel_bytes) const {
   const ActiveRound round(tensor);
   const bool copies = tensor.finish || tensor.spec.collective.copies();
   wire::Contribute entry{.key = tensor.key,
                          .round = tensor.active_round(),
                          .slice = slice,
                          .mode = copies ? wire::Mode::kCopy : wire::Mode::kSum,
-                         .form = round.FormOf(slice),
+                         .form = round.FormOf(slice, travel_bytes),
                          .wants_result = round.WantsResult(slice),
                          .priority = tensor.priority};
   if (tensor.finish) {
@@ -146,21 +162,23 @@ wire::Contribute SliceSender::EntryOf(const AgentTensor& tensor, SliceIndex slic
   }
   if (wire::CarriesData(entry.form)) {
     entry.length_bytes = round.GivenLength(slice);
+    entry.travel_bytes = travel_bytes;
     entry.rank_count = round.RanksGiven(slice);
   }
   return entry;
 }
 
-void SliceSender::SendSlice(AgentTensor& tensor, SliceIndex slice, Sends& sends, Effects& out) {
+void SliceSender::SendSlice(AgentTensor& tensor, SliceIndex slice, uint32_t travel_bytes,
+                            Sends& sends, Effects& out) {
   const view::Slice& place = tensor.slices[slice.value()];
   const Owner& owner = links_->At(place.owner);
   TALWEG_CHECK(owner.state == OwnerState::kReady);
   const ActiveRound round(tensor);
-  const wire::Contribute entry = EntryOf(tensor, slice);
-  const SliceBytes source = round.BytesOf(slice, round.Source(), entry.length_bytes);
+  const wire::Contribute entry = EntryOf(tensor, slice, travel_bytes);
+  const SliceBytes source = round.BytesOf(slice, round.Source(), entry.travel_bytes);
   tensor.slice_states.Set(slice.value(), SliceState::kSent);
   ++counters_->contributions_sent;
-  counters_->contribution_bytes_sent += entry.length_bytes;
+  counters_->contribution_bytes_sent += entry.travel_bytes;
 
   Send& send = sends[owner.connection];
   if (send.connection != owner.connection) {
@@ -175,10 +193,10 @@ void SliceSender::SendSlice(AgentTensor& tensor, SliceIndex slice, Sends& sends,
   send.texts.push_back(entry.form == wire::Form::kDisagreement ? tensor.given.disagreement : "");
   if (entry.form != wire::Form::kWritten) return;
   wire::RemoteRef target = tensor.owners.at(place.owner).slot;
-  target.address += place.slot_offset_bytes;
+  target.address += tensor.spec.collective.travel_offset(place.slot_offset_bytes);
   out.push_back(WriteSlice{owner.connection, source, target});
   // Announce them now if another slice of this length would be too much.
-  if (WrittenBytes(send) + entry.length_bytes <=
+  if (WrittenBytes(send) + entry.travel_bytes <=
       AnnounceBytes(links_->ReachOf(place.owner), queue_->LinkBytesPerMs())) {
     return;
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 
 #include "libs/base/ids.h"
 #include "libs/pipeline/active_round.h"
@@ -40,7 +41,9 @@ class SliceSender {
 
   // Sends the slices that may leave. Call it only when the view's fences are passed.
   void Flush(int64_t now_ns, Effects& out);
-  void OnReduced(uint64_t ticket, int64_t now_ns, Effects& out);
+  // `travel_bytes`: how many bytes the slice takes encoded; nullopt if it is not.
+  void OnReduced(uint64_t ticket, std::optional<uint32_t> travel_bytes, int64_t now_ns,
+                 Effects& out);
   // The connection to `owner` broke: slices that it has not answered become idle again.
   void ForgetOwner(AggregatorIndex owner);
   void OnRefused(AggregatorIndex from, const wire::Refused& entry, Effects& out);
@@ -54,8 +57,12 @@ class SliceSender {
   bool IsWanted(const schedule::QueuedSlice& queued);
   bool IsIn(SliceState state, const AgentTensor& tensor, Round round, SliceIndex slice) const;
   void StartReduction(AgentTensor& tensor, SliceIndex slice, Effects& out);
-  void SendSlice(AgentTensor& tensor, SliceIndex slice, Sends& sends, Effects& out);
-  wire::Contribute EntryOf(const AgentTensor& tensor, SliceIndex slice) const;
+  // Returns the credit of a reduction that does not leave.
+  void GiveBack(const Reduction& reduced, int64_t now_ns);
+  void SendSlice(AgentTensor& tensor, SliceIndex slice, uint32_t travel_bytes, Sends& sends,
+                 Effects& out);
+  wire::Contribute EntryOf(const AgentTensor& tensor, SliceIndex slice,
+                           uint32_t travel_bytes) const;
 
   const AgentCoreConfig* const config_;
   const ViewState* const views_;

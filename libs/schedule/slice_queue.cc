@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "libs/base/check.h"
 #include "libs/wire/frames.h"
 
 namespace talweg::schedule {
@@ -51,8 +52,30 @@ void SliceQueue::Charge(Lane& lane, uint64_t bytes, int64_t now_ns) {
   window_.OnSent(lane.way, bytes, now_ns);
 }
 
+void SliceQueue::Reserve(Lane& lane, uint64_t bytes) {
+  lane.in_flight_bytes += bytes;
+  lane.reserved_bytes += bytes;
+  if (lane.in_window) reserved_bytes_ += bytes;
+}
+
+void SliceQueue::Unreserve(Lane& lane, uint64_t bytes) {
+  lane.in_flight_bytes -= bytes;
+  lane.reserved_bytes -= bytes;
+  if (lane.in_window) reserved_bytes_ -= bytes;
+}
+
+void SliceQueue::Depart(AggregatorIndex owner, uint64_t cost_bytes, uint64_t bytes,
+                        int64_t now_ns) {
+  const auto it = lanes_.find(owner);
+  if (it == lanes_.end()) return;
+  TALWEG_CHECK(bytes <= cost_bytes && cost_bytes <= it->second.reserved_bytes);
+  Unreserve(it->second, cost_bytes);
+  if (bytes > 0) Charge(it->second, bytes, now_ns);
+}
+
 // Nothing is in flight any more.
 void SliceQueue::Forget(Lane& lane) {
+  Unreserve(lane, lane.reserved_bytes);
   lane.in_flight_bytes = 0;
   window_.Close(lane.way);
 }
@@ -74,7 +97,7 @@ void SliceQueue::ReturnCredit(AggregatorIndex owner, uint64_t bytes, int64_t now
   const auto it = lanes_.find(owner);
   if (it == lanes_.end()) return;
   Lane& lane = it->second;
-  bytes = std::min(bytes, lane.in_flight_bytes);
+  bytes = std::min(bytes, lane.in_flight_bytes - lane.reserved_bytes);
   lane.in_flight_bytes -= bytes;
   if (!lane.in_window) return;
   window_.OnReceived(lane.way, bytes, now_ns);
@@ -114,8 +137,9 @@ SliceQueue::Lane* SliceQueue::MostUrgent() {
 }
 
 bool SliceQueue::HasRoom(const QueuedSlice& slice) const {
-  return window_.InFlightBytes() <= window_.way_count() * wire::kKeptCreditBytes ||
-         window_.InFlightBytes() + slice.cost_bytes <= WindowBytes();
+  const uint64_t taken_bytes = window_.InFlightBytes() + reserved_bytes_;
+  return taken_bytes <= window_.way_count() * wire::kKeptCreditBytes ||
+         taken_bytes + slice.cost_bytes <= WindowBytes();
 }
 
 QueuedSlice SliceQueue::PopFrom(Lane& lane) {

@@ -25,6 +25,8 @@ struct QueuedSlice {
   Round round;
   SliceIndex slice;
   uint32_t cost_bytes = 0;  // How much of its owner's credit it takes while in flight.
+  // It takes that much at most: it is encoded first. Depart says how much it takes.
+  bool is_bound = false;
 
   static constexpr uint32_t kWhole = 1 << 16;
 
@@ -70,7 +72,7 @@ class SliceQueue {
     while (Lane* lane = MostUrgent()) {
       const QueuedSlice slice = PopFrom(*lane);
       if (!wanted(slice)) continue;
-      Charge(*lane, slice.cost_bytes, now_ns);
+      slice.is_bound ? Reserve(*lane, slice.cost_bytes) : Charge(*lane, slice.cost_bytes, now_ns);
       return slice;
     }
     return std::nullopt;
@@ -78,6 +80,10 @@ class SliceQueue {
   std::optional<QueuedSlice> Take(int64_t now_ns) {
     return Take(now_ns, [](const QueuedSlice&) { return true; });
   }
+
+  // A slice that was taken with the bound `cost_bytes` leaves now, and takes `bytes`; 0: it does not
+  // leave.
+  void Depart(AggregatorIndex owner, uint64_t cost_bytes, uint64_t bytes, int64_t now_ns);
 
   // `bytes` of those sent to `owner` have arrived. The figure comes from a peer: more than was in
   // flight counts as all of it.
@@ -99,6 +105,7 @@ class SliceQueue {
     bool in_window = false;  // Over the link, with bounded credit.
     uint64_t credit_bytes = 0;
     uint64_t in_flight_bytes = 0;
+    uint64_t reserved_bytes = 0;  // A part of these, for slices that have not left.
     SendWindow::Way way;
     std::vector<QueuedSlice> heap;  // The most urgent slice is in front.
   };
@@ -107,12 +114,15 @@ class SliceQueue {
   // Whether the slice fits the window.
   bool HasRoom(const QueuedSlice& slice) const;
   void Charge(Lane& lane, uint64_t bytes, int64_t now_ns);
+  void Reserve(Lane& lane, uint64_t bytes);
+  void Unreserve(Lane& lane, uint64_t bytes);
   void Forget(Lane& lane);
   QueuedSlice PopFrom(Lane& lane);
 
   std::map<AggregatorIndex, Lane> lanes_;
   size_t waiting_count_ = 0;
   SendWindow window_;
+  uint64_t reserved_bytes_ = 0;  // That will be in the window.
 };
 
 }  // namespace talweg::schedule

@@ -262,5 +262,58 @@ TEST_CASE("SliceQueue: slices leave in the same order, in whatever order they we
   }
 }
 
+TEST_CASE("SliceQueue: a slice with a bound holds all of it until it departs with less",
+          "[schedule]") {
+  SliceQueue queue;
+  queue.Open(kA, 1000);
+  QueuedSlice slice = Make(kA, 0, 1, 0, 800);
+  slice.is_bound = true;
+  queue.Push(slice);
+  queue.Push(Make(kA, 0, 1, 1, 700));
+  CHECK(queue.Take(0) == slice);
+  CHECK(queue.InFlightBytes(kA) == 800);
+  CHECK(queue.Take(0) == std::nullopt);
+  SECTION("It departs: what it does not need is there for others") {
+    queue.Depart(kA, 800, 300, 1);
+    CHECK(queue.InFlightBytes(kA) == 300);
+    CHECK(queue.Take(2)->slice == SliceIndex{1});
+    queue.ReturnCredit(kA, 1000, 3);
+    CHECK(queue.InFlightBytes(kA) == 0);
+  }
+  SECTION("It does not leave: nothing is left of it") {
+    queue.Depart(kA, 800, 0, 1);
+    CHECK(queue.InFlightBytes(kA) == 0);
+  }
+  SECTION("Credit that a peer returns for it before it has left does not count") {
+    queue.ReturnCredit(kA, 1 << 20, 1);
+    CHECK(queue.InFlightBytes(kA) == 800);
+  }
+  SECTION("The owner is lost, and comes back: nothing is held") {
+    queue.Close(kA);
+    queue.Depart(kA, 800, 300, 1);
+    queue.Open(kA, 1000);
+    CHECK(queue.InFlightBytes(kA) == 0);
+    queue.Push(Make(kA, 0, 1, 1, 1000));
+    CHECK(queue.Take(2).has_value());
+  }
+}
+
+TEST_CASE("SliceQueue: slices with a bound take room in the window before they depart",
+          "[schedule]") {
+  SliceQueue queue;
+  queue.Open(kA, 64 << 20);
+  for (uint32_t s = 0; s < 100; ++s) {
+    QueuedSlice slice = Make(kA, 0, 1, s, 1 << 20);
+    slice.is_bound = true;
+    queue.Push(slice);
+  }
+  uint64_t taken = 0;
+  while (queue.Take(0)) ++taken;
+  CHECK(taken > 0);
+  CHECK(taken < 10);
+  for (uint64_t i = 0; i < taken; ++i) queue.Depart(kA, 1 << 20, 0, 1);
+  CHECK(queue.Take(2).has_value());
+}
+
 }  // namespace
 }  // namespace talweg::schedule

@@ -67,7 +67,8 @@ void Write(FieldWriter& out, const Declare& e) {
     places.push_back(place.local_rank.value());
   }
   out.Put(places);
-  if (e.collective.side) out.Put(e.collective.side);
+  out.Put(e.collective.side);
+  out.Put(e.collective.encoding);
 }
 void Read(FieldReader& in, Declare& e) {
   in.Get(e.key);
@@ -87,7 +88,8 @@ void Read(FieldReader& in, Declare& e) {
     e.group.push_back({NodeRank{places[i]}, LocalRank{places[i + 1]}});
     if (i > 0 && e.group.end()[-2] >= e.group.back()) return in.Fail();
   }
-  if (in.remaining() > 0) in.Get(e.collective.side);  // Since 2.2.
+  in.Get(e.collective.side);
+  in.Get(e.collective.encoding);
 }
 
 void Write(FieldWriter& out, const Declared& e) {
@@ -141,9 +143,10 @@ void Write(FieldWriter& out, const Contribute& e) {
   out.Put(e.wants_result);
   out.Put(uint8_t{0});
   out.Put(e.length_bytes);
+  out.Put(e.travel_bytes);
+  out.Put(e.priority);
   out.Put(e.signature);
   WriteInline(out, e.form, e.bytes);
-  if (e.priority != 0) out.Put(e.priority);
 }
 void Read(FieldReader& in, Contribute& e) {
   uint8_t reserved = 0;
@@ -157,9 +160,10 @@ void Read(FieldReader& in, Contribute& e) {
   in.Get(e.wants_result);
   in.Get(reserved);
   in.Get(e.length_bytes);
+  in.Get(e.travel_bytes);
+  in.Get(e.priority);
   in.Get(e.signature);
   ReadInline(in, e.form, e.bytes);
-  if (in.remaining() >= sizeof e.priority) in.Get(e.priority);
   if (!Between(e.mode, Mode::kSum, Mode::kCopy)) in.Fail();
 }
 
@@ -173,6 +177,7 @@ void Write(FieldWriter& out, const Result& e) {
   out.Put(uint8_t{0});
   out.Put(uint16_t{0});
   out.Put(e.length_bytes);
+  out.Put(e.travel_bytes);
   WriteInline(out, e.form, e.bytes);
 }
 void Read(FieldReader& in, Result& e) {
@@ -187,6 +192,7 @@ void Read(FieldReader& in, Result& e) {
   in.Get(reserved8);
   in.Get(reserved16);
   in.Get(e.length_bytes);
+  in.Get(e.travel_bytes);
   ReadInline(in, e.form, e.bytes);
 }
 
@@ -269,7 +275,7 @@ void Read(FieldReader& in, Waiting& e) {
   in.Get(e.waited_ns);
   in.Get(e.missing_nodes);
   in.Get(e.absent_ns);
-  if (in.remaining() > 0) in.Get(e.left_nodes);  // Version 2.2 ends here.
+  in.Get(e.left_nodes);
   e.absent_ns.resize(e.missing_nodes.size());
 }
 

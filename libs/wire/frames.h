@@ -28,13 +28,13 @@
 namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
-inline constexpr uint8_t kVersionMajor = 2;     // 2: collectives, groups, lengths.
-inline constexpr uint8_t kVersionMinor = 3;     // 1: priorities. 2: side tensors. 3: left nodes.
+inline constexpr uint8_t kVersionMajor = 3;     // 2: collectives, groups. 3: encodings.
+inline constexpr uint8_t kVersionMinor = 0;
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kFrameBytesMax = 64 * 1024;
 inline constexpr size_t kNameBytesMax = 1024;
 inline constexpr size_t kTextBytesMax = 2048;
-// A slice of at most this many bytes travels inside its Contribute or Result entry.
+// A slice that takes at most this many bytes travels inside its Contribute or Result entry.
 inline constexpr uint32_t kInlineBytesMax = 8 * 1024;
 // A tensor has at most this many slices in a view, so that a Decision on it fits a frame.
 inline constexpr size_t kTensorSlicesMax = 30000;
@@ -142,6 +142,7 @@ struct Contribute {
   SliceIndex slice;
   uint32_t rank_count = 0;    // How many ranks' data is in these bytes.
   uint32_t length_bytes = 0;  // The length of the data; 0 for kEmpty and kDisagreement.
+  uint32_t travel_bytes = 0;  // How many bytes travel for it: `length_bytes`, or encoded.
   Mode mode = Mode::kSum;
   Form form = Form::kWritten;
   bool wants_result = true;      // False: it has the result, or no rank here gets the slice.
@@ -158,6 +159,7 @@ struct Result {
   SliceIndex slice;
   uint32_t rank_count = 0;    // How many ranks are in the sum.
   uint32_t length_bytes = 0;  // The length of the result, also for kEmpty.
+  uint32_t travel_bytes = 0;  // How many bytes travel for it; 0 for kEmpty and kDisagreement.
   Form form = Form::kWritten;
   Epoch sum_epoch;
   std::span<const std::byte> bytes;  // See Contribute.
@@ -259,15 +261,15 @@ struct Header {
 };
 
 // Header::flags. On a Report: more frames of this report follow. On contributions: more of them
-// wait at their agent for this owner. Agents of older releases do not say that.
+// wait at their agent for this owner.
 inline constexpr uint8_t kFlagMore = 1;
 
 // Whether an entry carries bytes of a tensor.
 constexpr bool CarriesData(Form form) { return form == Form::kInline || form == Form::kWritten; }
 
 // How much a contribution counts against its connection's credit while it is in flight.
-constexpr uint32_t CreditCost(Form form, uint32_t length_bytes) {
-  return CarriesData(form) ? length_bytes : 0;
+constexpr uint32_t CreditCost(Form form, uint32_t travel_bytes) {
+  return CarriesData(form) ? travel_bytes : 0;
 }
 
 // The receiver of contributions returns a small grant at once. Of a larger grant, it may keep up to

@@ -108,9 +108,12 @@ TEST_CASE("Frames: inline bytes travel inside entries", "[wire]") {
   CHECK(back[1].sum_epoch == Epoch{9});
 
   const std::vector<Result> results = {
-      {TensorKey{1}, Round{2}, SliceIndex{3}, 4, 13, Form::kInline, Epoch{7}, payload}};
+      {TensorKey{1}, Round{2}, SliceIndex{3}, 4, 26, 13, Form::kInline, Epoch{7}, payload}};
   const Frame result = RoundTrip(FrameType::kResult, results);
-  CHECK(std::get<std::vector<Result>>(result.entries)[0].bytes.size() == payload.size());
+  const Result& came = std::get<std::vector<Result>>(result.entries)[0];
+  CHECK(came.bytes.size() == payload.size());
+  CHECK(came.length_bytes == 26);
+  CHECK(came.travel_bytes == 13);
 }
 
 TEST_CASE("FrameWriter: a full frame takes no more, and starts again", "[wire]") {
@@ -146,7 +149,7 @@ TEST_CASE("ParseFrame: the error says why bytes are no frame", "[wire]") {
   CHECK(ErrorOf(bad).find("magic") != std::string::npos);
   bad = good;
   bad[4] = std::byte{9};
-  CHECK(ErrorOf(bad).find("version 9.3, this process 2.3") != std::string::npos);
+  CHECK(ErrorOf(bad).find("version 9.0, this process 3.0") != std::string::npos);
   bad = good;
   bad[6] = std::byte{200};
   CHECK(ErrorOf(bad) != "");

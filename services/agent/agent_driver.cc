@@ -27,6 +27,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
           parts.ranks, parts.transport)),
       bytes_({.clock = clock_,
               .combiner = parts.combiner,
+              .codec = parts.codec,
               .memory = memory_.get(),
               .timeline = &timeline_,
               .runner = &runner_}),
@@ -62,7 +63,7 @@ int AgentDriver::Poll() {
   int work = link_->Poll(options_.events_per_poll);
   work += rank_server_->PollRings(*desk_);
   if (devices_ != nullptr) work += devices_->Poll(NowNs());
-  work += bytes_.ReduceSome(options_.reduce_bytes_per_poll);
+  work += bytes_.WorkSome(options_.reduce_bytes_per_poll);
   if (NowNs() >= core().NextTickNs()) {
     runner_.Deliver([this](pipeline::Effects& out) { runner_.core().OnTick(NowNs(), out); });
   }
@@ -104,6 +105,7 @@ void AgentDriver::Perform(pipeline::Effects& effects) {
             desk_->Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::CopyInline> ||
                                std::is_same_v<E, pipeline::CopyOwn> ||
+                               std::is_same_v<E, pipeline::DecodeSlice> ||
                                std::is_same_v<E, pipeline::ReduceSlice>) {
             bytes_.Do(e);
           } else if constexpr (std::is_same_v<E, pipeline::LogWaiting>) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "libs/encoding/codec.h"
 #include "libs/pipeline/agent_core.h"
 #include "libs/rpc/scheduler_events.h"
 #include "libs/runtime/clock.h"
@@ -75,6 +76,7 @@ class AgentDriver final : public PeerEvents {
     shm::RankServer* ranks = nullptr;
     transport::Transport* transport = nullptr;
     const RankCombiner* combiner = nullptr;
+    const encoding::Codec* codec = &encoding::Codecs();
   };
 
   AgentDriver(AgentDriverOptions options, const Parts& parts);

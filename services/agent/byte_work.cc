@@ -36,44 +36,78 @@ void ByteWork::Do(pipeline::ReduceSlice& effect) {
   if (devices_ != nullptr && devices_->TakesPart(effect.target.tensor, effect.target.round)) {
     devices_->Reduce(effect);
   } else {
-    reduces_.push_back(std::move(effect));
+    queued_.emplace_back(std::move(effect));
   }
 }
 
-int ByteWork::ReduceSome(uint64_t bytes_max) {
+int ByteWork::WorkSome(uint64_t bytes_max) {
   uint64_t bytes = 0;
   int count = 0;
-  while (!reduces_.empty() && bytes < bytes_max) {
-    const pipeline::ReduceSlice reduce = std::move(reduces_.front());
-    reduces_.pop_front();
+  while (!queued_.empty() && bytes < bytes_max) {
+    const auto next = std::move(queued_.front());
+    queued_.pop_front();
     ++count;
-    if (!parts_.runner->core().ReduceWanted(reduce.ticket)) continue;
-    if (!parts_.memory->Shared(reduce.target.tensor)) bytes += reduce.target.length_bytes;
-    Reduce(reduce);
+    bytes += std::visit([this](const auto& work) { return Work(work); }, next);
   }
   return count;
 }
 
-void ByteWork::Reduce(const pipeline::ReduceSlice& reduce) {
+uint64_t ByteWork::Work(const pipeline::ReduceSlice& reduce) {
+  if (!parts_.runner->core().ReduceWanted(reduce.ticket)) return 0;
   const pipeline::SliceBytes& target = reduce.target;
   if (parts_.memory->Shared(target.tensor)) {
     // The ranks sum. Each does so where it wants the result.
-    return OnReduced(reduce.ticket, 0);
+    OnReduced(reduce.ticket, 0);
+    return 0;
   }
-  const pipeline::TensorSpec& spec = parts_.memory->spec(target.tensor);
+  if (parts_.memory->spec(target.tensor).collective.encodes() && !reduce.is_final) {
+    Encode(reduce);
+  } else {
+    Combine(reduce, parts_.memory->Writable(target));
+    OnReduced(reduce.ticket, target.length_bytes * reduce.inputs.size());
+  }
+  return target.length_bytes;
+}
+
+void ByteWork::Combine(const pipeline::ReduceSlice& reduce, std::span<std::byte> output) {
+  const pipeline::SliceBytes& target = reduce.target;
   std::vector<const std::byte*> inputs;
   for (const LocalRank rank : reduce.inputs) {
     inputs.push_back(parts_.memory->Contribution(target, rank).data());
     TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
   }
-  const std::span<std::byte> output = parts_.memory->Writable(target);
   const bool traced = parts_.timeline->Wants(target.round);
   const int64_t begin_ns = traced ? parts_.clock->NowNs() : 0;
-  parts_.combiner->Combine(spec, reduce.is_final, inputs, output);
+  parts_.combiner->Combine(parts_.memory->spec(target.tensor), reduce.is_final, inputs, output);
   if (traced) {
     parts_.timeline->OnReduced(target.tensor, target.round, begin_ns, parts_.clock->NowNs());
   }
-  OnReduced(reduce.ticket, target.length_bytes * inputs.size());
+}
+
+void ByteWork::Encode(const pipeline::ReduceSlice& reduce) {
+  const Collective& collective = parts_.memory->spec(reduce.target.tensor).collective;
+  pipeline::SliceBytes target = reduce.target;
+  if (scratch_.size() < target.length_bytes) scratch_.resize(target.length_bytes);
+  const std::span<std::byte> plain = std::span(scratch_).first(target.length_bytes);
+  Combine(reduce, plain);
+  target.length_bytes = static_cast<uint32_t>(collective.travel_bytes_max(plain.size()));
+  const auto travel_bytes = static_cast<uint32_t>(
+      parts_.codec->Encode(collective.encoding, plain, parts_.memory->Writable(target)));
+  bytes_reduced_ += plain.size() * reduce.inputs.size();
+  parts_.runner->Deliver([this, ticket = reduce.ticket, travel_bytes](pipeline::Effects& out) {
+    parts_.runner->core().OnEncoded(ticket, travel_bytes, parts_.clock->NowNs(), out);
+  });
+}
+
+uint64_t ByteWork::Work(const pipeline::DecodeSlice& decode) {
+  if (!parts_.runner->core().DecodeWanted(decode.ticket)) return 0;
+  const bool is_sound =
+      parts_.codec->Decode(decode.encoding, parts_.memory->Readable(decode.source),
+                           parts_.memory->Writable(decode.target));
+  parts_.runner->Deliver([this, ticket = decode.ticket, is_sound](pipeline::Effects& out) {
+    parts_.runner->core().OnDecoded(ticket, is_sound, out);
+  });
+  return decode.target.length_bytes;
 }
 
 void ByteWork::OnReduced(uint64_t ticket, uint64_t bytes) {

@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <deque>
 #include <span>
+#include <variant>
+#include <vector>
 
+#include "libs/encoding/codec.h"
 #include "libs/pipeline/agent_core.h"
 #include "libs/runtime/clock.h"
 #include "libs/wire/frames.h"
@@ -26,7 +29,8 @@ class RankCombiner {
                        std::span<std::byte> output) const = 0;
 };
 
-// Performs the core's effects that touch bytes. Copies run at once, reductions a few at a time.
+// Performs the core's effects that touch bytes. Copies run at once, reductions and decoding a few at
+// a time.
 // Owned by the data thread.
 class ByteWork {
  public:
@@ -34,6 +38,7 @@ class ByteWork {
   struct Parts {
     const runtime::Clock* clock = nullptr;
     const RankCombiner* combiner = nullptr;
+    const encoding::Codec* codec = nullptr;
     TensorMemory* memory = nullptr;
     Timeline* timeline = nullptr;
     CoreRunner* runner = nullptr;
@@ -48,23 +53,30 @@ class ByteWork {
   void Do(const pipeline::CopyInline& effect);
   void Do(const pipeline::CopyOwn& effect);
   void Do(pipeline::ReduceSlice& effect);
+  void Do(const pipeline::DecodeSlice& effect) { queued_.emplace_back(effect); }
 
-  // Reduces queued slices until it has done `bytes_max` bytes. Returns how many slices it took from
-  // the queue, those that are no longer wanted included.
-  int ReduceSome(uint64_t bytes_max);
-  bool AnyQueued() const { return !reduces_.empty(); }
-  void Abandon() { reduces_.clear(); }
+  // Reduces and decodes queued slices until it has done `bytes_max` bytes. Returns how many slices
+  // it took from the queue, those that are no longer wanted included.
+  int WorkSome(uint64_t bytes_max);
+  bool AnyQueued() const { return !queued_.empty(); }
+  void Abandon() { queued_.clear(); }
   // The reduction with this ticket is done, by this object or on GPUs.
   void OnReduced(uint64_t ticket, uint64_t bytes);
   uint64_t bytes_reduced() const { return bytes_reduced_; }
 
  private:
-  void Reduce(const pipeline::ReduceSlice& reduce);
+  // Each returns how many bytes of work it was.
+  uint64_t Work(const pipeline::ReduceSlice& reduce);
+  uint64_t Work(const pipeline::DecodeSlice& decode);
+  // Combines the ranks' bytes to `output`.
+  void Combine(const pipeline::ReduceSlice& reduce, std::span<std::byte> output);
+  void Encode(const pipeline::ReduceSlice& reduce);
 
   const Parts parts_;
   DeviceRounds* devices_ = nullptr;
   const wire::Frame* frame_ = nullptr;
-  std::deque<pipeline::ReduceSlice> reduces_;
+  std::deque<std::variant<pipeline::ReduceSlice, pipeline::DecodeSlice>> queued_;
+  std::vector<std::byte> scratch_;  // A slice before it is encoded.
   uint64_t bytes_reduced_ = 0;
 };
 

@@ -76,7 +76,8 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
 }
 
 absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& wishes) {
-  const bool may_be = one_view_ && transport_ != nullptr && rank_count_ == 1 && !entry.on_device;
+  const bool may_be = one_view_ && transport_ != nullptr && rank_count_ == 1 && !entry.on_device &&
+                      !entry.spec.collective.encodes();
   if (!may_be || !wishes.one_place) return false;
   auto place = ranks_->AllocateOnePlace(*wishes.one_place, entry.shape.total_bytes());
   if (!place.ok()) {
@@ -119,6 +120,18 @@ absl::Status TensorMemory::RegisterResults(Results& results) {
   return absl::OkStatus();
 }
 
+absl::Status TensorMemory::AllocateTravel(const Entry& entry, bool registers, PrivatePages& pages,
+                                          transport::Region& region) {
+  const uint64_t bytes = entry.spec.collective.travel_bytes_max(entry.spec.bytes());
+  if (bytes == 0) return absl::OkStatus();
+  TALWEG_ASSIGN_OR_RETURN(pages, PrivatePages::Map(bytes));
+  if (registers) {
+    TALWEG_ASSIGN_OR_RETURN(region, transport_->Register(pages.bytes()));
+  }
+  bytes_ += bytes;
+  return absl::OkStatus();
+}
+
 absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
                                     Wishes wishes) {
   TALWEG_CHECK(tensor.value() == tensors_.size());
@@ -145,15 +158,17 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
   }
   // If the NIC uses memory on a GPU, the host's pages are not pinned for it.
   const bool registers = transport_ != nullptr && !entry->nic;
+  const bool encodes = spec.collective.encodes() && transport_ != nullptr;
   if (registers) TALWEG_RETURN_IF_ERROR(RegisterResults(entry->results));
-  const bool reduces = (rank_count_ > 1 || wishes.on_device) && transport_ != nullptr;
-  entry->reduces_into_result = reduces && one_result;
-  if (reduces && !one_result && spec.bytes() > 0) {
-    TALWEG_ASSIGN_OR_RETURN(entry->send_buffer, PrivatePages::Map(spec.bytes()));
-    if (registers) {
-      TALWEG_ASSIGN_OR_RETURN(entry->send_region, transport_->Register(entry->send_buffer.bytes()));
-    }
-    bytes_ += spec.bytes();
+  if (encodes) {
+    TALWEG_RETURN_IF_ERROR(
+        AllocateTravel(*entry, registers, entry->arrivals, entry->arrivals_region));
+  }
+  const bool reduces = (rank_count_ > 1 || wishes.on_device || encodes) && transport_ != nullptr;
+  entry->reduces_into_result = reduces && one_result && !encodes;
+  if (reduces && !entry->reduces_into_result) {
+    TALWEG_RETURN_IF_ERROR(
+        AllocateTravel(*entry, registers, entry->send_buffer, entry->send_region));
   }
   tensors_.back() = std::move(entry);
   return absl::OkStatus();
@@ -187,7 +202,8 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
 
 bool TensorMemory::TakesDevices(pipeline::TensorIndex tensor) const {
   const Entry& entry = At(tensor);
-  return !entry.shared && (rank_count_ > 1 || entry.on_device);
+  return !entry.shared && !entry.spec.collective.encodes() &&
+         (rank_count_ > 1 || entry.on_device);
 }
 
 bool TensorMemory::OnNic(const pipeline::SliceBytes& slice) const {
@@ -265,6 +281,9 @@ std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex te
   // it.
   const Entry* const entry = Find(tensor);
   if (transport_ == nullptr || entry == nullptr) return {};
+  if (entry->arrivals_region.valid()) {
+    return {entry->arrivals_region.Ref(), entry->arrivals_region.Ref()};
+  }
   const auto& regions = entry->nic ? entry->nic->results : entry->results.regions;
   return {regions[entry->results.Of(Round{0})].Ref(), regions[entry->results.Of(Round{1})].Ref()};
 }
@@ -279,11 +298,14 @@ std::span<const std::byte> TensorMemory::Contribution(const pipeline::SliceBytes
 std::span<std::byte> TensorMemory::Writable(const pipeline::SliceBytes& slice) const {
   const Entry& entry = At(slice.tensor);
   TALWEG_CHECK(slice.memory != pipeline::Memory::kContribution);
-  const bool has_own = slice.memory == pipeline::Memory::kSendBuffer && !entry.reduces_into_result;
-  const std::span<std::byte> all = has_own
-                                       ? entry.send_buffer.bytes()
-                                       : entry.results.buffers[entry.results.Of(slice.round)].bytes;
-  return all.subspan(slice.offset_bytes, slice.length_bytes);
+  const bool sends = slice.memory == pipeline::Memory::kSendBuffer && !entry.reduces_into_result;
+  if (sends || slice.memory == pipeline::Memory::kArrivals) {
+    return (sends ? entry.send_buffer : entry.arrivals)
+        .bytes()
+        .subspan(entry.spec.collective.travel_offset(slice.offset_bytes), slice.length_bytes);
+  }
+  return entry.results.buffers[entry.results.Of(slice.round)].bytes.subspan(slice.offset_bytes,
+                                                                            slice.length_bytes);
 }
 
 std::span<const std::byte> TensorMemory::Readable(const pipeline::SliceBytes& slice) const {
@@ -297,17 +319,20 @@ transport::RegionSlice TensorMemory::RegionOf(const pipeline::SliceBytes& slice)
   const auto& results = on_nic ? entry.nic->results : entry.results.regions;
   const transport::Region* const result = &results[entry.results.Of(slice.round)];
   const transport::Region* region = nullptr;
+  uint64_t offset_bytes = slice.offset_bytes;
   switch (slice.memory) {
     case pipeline::Memory::kContribution:
       region = entry.one_place ? result : &entry.contribution_region;
       break;
     case pipeline::Memory::kSendBuffer:
       region = on_nic ? &entry.nic->send : entry.reduces_into_result ? result : &entry.send_region;
+      offset_bytes = entry.spec.collective.travel_offset(offset_bytes);
       break;
     case pipeline::Memory::kResult: region = result; break;
+    case pipeline::Memory::kArrivals: break;  // Nothing is sent from there.
   }
   TALWEG_CHECK(region != nullptr && region->valid());
-  return region->Slice(slice.offset_bytes, slice.length_bytes);
+  return region->Slice(offset_bytes, slice.length_bytes);
 }
 
 void TensorMemory::CountContribution(const Entry& entry, LocalRank rank) {

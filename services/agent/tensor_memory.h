@@ -34,8 +34,9 @@ class PrivatePages {
   std::span<std::byte> bytes_;
 };
 
-// The memory of this node's tensors: its ranks' contributions, the results, and the send buffer
-// into which several ranks are reduced. Maps the core's slices to bytes.
+// The memory of this node's tensors: its ranks' contributions, the results, the send buffer into
+// which several ranks are reduced, and, if a tensor is encoded, where its results arrive. Maps the
+// core's slices to bytes.
 //
 // If the job's view may change, a tensor has two results, by parity of the round, and its
 // contribution stays unchanged (docs/protocol.md, section 6). With a single view nobody asks for
@@ -120,7 +121,7 @@ class TensorMemory {
 
   // Returns a rank's bytes of a slice. Empty if the rank has no buffer.
   std::span<const std::byte> Contribution(const pipeline::SliceBytes& slice, LocalRank rank) const;
-  // Returns memory that the agent writes. `slice.memory` is kSendBuffer or kResult.
+  // Returns memory that the agent writes. `slice.memory` is not kContribution.
   std::span<std::byte> Writable(const pipeline::SliceBytes& slice) const;
   std::span<const std::byte> Readable(const pipeline::SliceBytes& slice) const;
   transport::RegionSlice RegionOf(const pipeline::SliceBytes& slice) const;
@@ -160,6 +161,8 @@ class TensorMemory {
     bool one_place = false;            // The only contribution and the result share memory.
     PrivatePages send_buffer;
     transport::Region send_region;
+    PrivatePages arrivals;  // If what travels is encoded: where results of both parities arrive.
+    transport::Region arrivals_region;
     std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
     std::optional<NicRegions> nic;
     std::optional<shm::SharedPlace> shared;  // If the ranks sum: where their contributions lie.
@@ -175,6 +178,9 @@ class TensorMemory {
   absl::Status AllocateResults(Entry& entry);
   void AddArrivalLog(Entry& entry);
   absl::Status RegisterResults(Results& results);
+  // Allocates memory for what travels of the tensor, and registers it if `registers`.
+  absl::Status AllocateTravel(const Entry& entry, bool registers, PrivatePages& pages,
+                              transport::Region& region);
   absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device);
 
   const uint32_t rank_count_;

@@ -26,6 +26,7 @@ AggregatorDataPlane::AggregatorDataPlane(DataPlaneOptions options, transport::Tr
       budget_(options_.memory_bytes_max),
       ended_(options_.name),
       lane_(machine_.link == nullptr ? &own_link_ : machine_.link, machine_.wake),
+      sums_(machine_.summer, machine_.codec),
       lobby_(&options_, transport_, clock_, &ended_, &totals_),
       connections_(transport_, clock_, &totals_),
       performer_(&connections_, &turns_) {
@@ -174,8 +175,12 @@ int AggregatorDataPlane::SumSome() {
     const PendingSum sum = turns_.Begin(*next, job.sums);
     read_bytes += ReadBytes(sum);
     const bool is_stale = sum.id.epoch != job.core.view().epoch;
-    if (!is_stale) Compute(sum, *machine_.summer);
-    job.core.OnSummed(sum.id, job.effects);
+    const SumOutcome outcome = is_stale ? SumOutcome{} : sums_.Make(sum);
+    if (outcome.undecodable) {
+      job.core.OnUndecodable(sum.id, *outcome.undecodable, job.effects);
+    } else {
+      job.core.OnSummed(sum.id, static_cast<uint32_t>(outcome.travel_bytes), job.effects);
+    }
     performer_.Perform(job);
     turns_.End(*next, job.sums);
     ++done;

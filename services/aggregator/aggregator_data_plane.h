@@ -116,6 +116,7 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   SharedLink own_link_;    // Used if the process has no shared link.
   SharedLink::Lane lane_;  // Outlives the jobs.
   SumTurns turns_;         // Which of jobs_ has the next sum.
+  SumMaker sums_;
   std::map<JobId, std::unique_ptr<ServedJob>> jobs_;
   // Jobs that are telling their members that they are over: of former incarnations, or begun again.
   std::vector<std::unique_ptr<ServedJob>> leaving_;

@@ -126,6 +126,7 @@ class HandAgent : public transport::EventSink {
                               .mode = mode};
     const size_t bytes = values.size() * sizeof(float);
     entry.length_bytes = static_cast<uint32_t>(bytes);
+    entry.travel_bytes = entry.length_bytes;
     if (bytes <= wire::kInlineBytesMax) {
       entry.form = wire::Form::kInline;
       entry.bytes = std::as_bytes(std::span(values));
@@ -147,6 +148,7 @@ class HandAgent : public transport::EventSink {
                          .round = Round{round},
                          .rank_count = view_.members[node_].rank_count,
                          .length_bytes = static_cast<uint32_t>(bytes),
+                         .travel_bytes = static_cast<uint32_t>(bytes),
                          .priority = priority});
     }
     Say(FrameType::kContribute, entries);

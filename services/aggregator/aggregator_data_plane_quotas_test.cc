@@ -43,6 +43,7 @@ TEST_CASE("AggregatorDataPlane: sums of jobs that wait are made by weight", "[ag
                          .round = Round{1},
                          .rank_count = 2,
                          .length_bytes = static_cast<uint32_t>(values.size() * sizeof(float)),
+                         .travel_bytes = static_cast<uint32_t>(values.size() * sizeof(float)),
                          .form = wire::Form::kInline,
                          .bytes = std::as_bytes(std::span(values))});
     }

@@ -90,7 +90,8 @@ TEST_CASE(
   const wire::Contribute again = {.key = KeyOf("w"),
                                   .round = Round{1},
                                   .rank_count = 1,
-                                  .length_bytes = kCount * sizeof(float)};
+                                  .length_bytes = kCount * sizeof(float),
+                                  .travel_bytes = kCount * sizeof(float)};
   // 172 MiB of results: twice what may wait, plus what the kernel takes.
   constexpr uint64_t kAsked = 3000;
   agent.Say(FrameType::kContribute, std::vector<wire::Contribute>(kAsked, again));
@@ -123,6 +124,7 @@ TEST_CASE("AggregatorDataPlane: many small slices travel in few frames", "[aggre
                        .round = Round{1},
                        .rank_count = 1,
                        .length_bytes = 2 * sizeof(float),
+                       .travel_bytes = 2 * sizeof(float),
                        .form = wire::Form::kInline,
                        .bytes = std::as_bytes(std::span(values).subspan(2 * i, 2))});
   }

@@ -11,6 +11,7 @@
 #include "libs/aggregation/status.h"
 #include "libs/base/bytes.h"
 #include "libs/base/ids.h"
+#include "libs/encoding/codec.h"
 #include "services/aggregator/slot_memory.h"
 #include "services/aggregator/summer.h"
 
@@ -44,6 +45,7 @@ class SharedLink;
 // What a data plane computes with. The lanes of a process share `link`. All outlive the data plane.
 struct DataPlaneMachine {
   const Summer* summer = &KernelSummer();
+  const encoding::Codec* codec = &encoding::Codecs();
   MemorySource* memory = &AnonymousMemory();
   SharedLink* link = nullptr;  // nullptr: the data plane makes its own.
   // Makes the data thread poll soon, because another lane has left room on the link. Called on any

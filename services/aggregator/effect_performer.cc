@@ -74,7 +74,7 @@ void EffectPerformer::Do(ServedJob& job, const aggregation::CopyResult& effect) 
 void EffectPerformer::Do(ServedJob& job, const aggregation::SendResult& effect) {
   auto* const found = connections_->Find(effect.connection);
   if (found == nullptr) return;
-  turns_->Charge(job.id(), effect.length_bytes);
+  turns_->Charge(job.id(), effect.travel_bytes);
   found->connection.SendResult(effect, job.memory.Of(effect.result));
 }
 

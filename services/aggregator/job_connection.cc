@@ -93,7 +93,7 @@ void JobConnection::GiveCredit(uint64_t bytes) {
 void JobConnection::SendResult(const aggregation::SendResult& effect, const SlotMemory& memory) {
   wire::Result entry = effect.entry;
   if (entry.form == wire::Form::kWritten) {
-    writes_.emplace(effect.write.value(), ResultWrite{memory, effect.length_bytes});
+    writes_.emplace(effect.write.value(), ResultWrite{memory, effect.travel_bytes});
     if (SharesLink()) UpdateWants();
     if (results_.Add(effect)) return PostResult(effect);
     ++share_.totals->results_queued;
@@ -101,8 +101,8 @@ void JobConnection::SendResult(const aggregation::SendResult& effect, const Slot
   }
   if (entry.form == wire::Form::kDisagreement) {
     entry.bytes = std::as_bytes(std::span(effect.text));
-  } else if (entry.form == wire::Form::kInline && effect.length_bytes > 0) {
-    entry.bytes = memory.bytes().subspan(effect.offset_bytes, effect.length_bytes);
+  } else if (entry.form == wire::Form::kInline && effect.travel_bytes > 0) {
+    entry.bytes = memory.bytes().subspan(effect.offset_bytes, effect.travel_bytes);
   }
   outbox_.Add(wire::FrameType::kResult, effect.epoch, entry);
   MarkUnflushed();
@@ -111,11 +111,11 @@ void JobConnection::SendResult(const aggregation::SendResult& effect, const Slot
 void JobConnection::PostResult(const aggregation::SendResult& effect) {
   ResultWrite& write = writes_.at(effect.write.value());
   write.has_left = true;
-  traffic_.sent_bytes += effect.length_bytes;
-  share_.totals->sent_bytes += effect.length_bytes;
+  traffic_.sent_bytes += effect.travel_bytes;
+  share_.totals->sent_bytes += effect.travel_bytes;
   // The frame that announces the result is posted later, so it arrives after the bytes.
   share_.transport->PostWrite(config_.id,
-                              write.source.Slice(effect.offset_bytes, effect.length_bytes),
+                              write.source.Slice(effect.offset_bytes, effect.travel_bytes),
                               effect.target, effect.write.value());
   outbox_.Add(wire::FrameType::kResult, effect.epoch, effect.entry);
   MarkUnflushed();
@@ -124,11 +124,11 @@ void JobConnection::PostResult(const aggregation::SendResult& effect) {
 bool JobConnection::OnWritten(uint64_t write) {
   const auto found = writes_.find(write);
   if (found == writes_.end() || !found->second.has_left) return false;
-  const uint32_t length_bytes = found->second.length_bytes;
-  results_.OnWritten(length_bytes);
+  const uint32_t bytes = found->second.bytes;
+  results_.OnWritten(bytes);
   writes_.erase(found);
   if (SharesLink()) {
-    credit_->OnSent(length_bytes);
+    credit_->OnSent(bytes);
     UpdateWants();
   }
   while (const auto next = results_.Take()) PostResult(*next);

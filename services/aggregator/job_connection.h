@@ -89,7 +89,7 @@ class JobConnection {
   // A result that is being written to the member, or waits for that.
   struct ResultWrite {
     SlotMemory source;
-    uint32_t length_bytes = 0;
+    uint32_t bytes = 0;
     bool has_left = false;
   };
 

@@ -63,7 +63,7 @@ struct Fixture {
     connection.SendResult({.connection = kId,
                            .epoch = Epoch{1},
                            .entry = {.length_bytes = kResultBytes, .form = wire::Form::kWritten},
-                           .length_bytes = kResultBytes,
+                           .travel_bytes = kResultBytes,
                            .write = aggregation::WriteId{write}},
                           *memory);
   }

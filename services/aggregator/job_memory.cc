@@ -35,7 +35,7 @@ SlotMemory JobMemory::Of(aggregation::AllocationId id) const {
 
 void JobMemory::Store(const aggregation::StoreInline& effect,
                       std::span<const std::byte> bytes) const {
-  TALWEG_CHECK(bytes.size() == effect.length_bytes);
+  TALWEG_CHECK(bytes.size() == effect.travel_bytes);
   const SlotMemory slots = Of(effect.slots);
   std::memcpy(slots.bytes().subspan(effect.offset_bytes, bytes.size()).data(), bytes.data(),
               bytes.size());

@@ -36,7 +36,7 @@ TEST_CASE("JobMemory: members and results have registrations of their own", "[ag
 
   // Inline bytes go to their place in the slots.
   const std::vector<std::byte> bytes(4, std::byte{7});
-  memory.Store({.slots = AllocationId{1}, .offset_bytes = 8, .length_bytes = 4}, bytes);
+  memory.Store({.slots = AllocationId{1}, .offset_bytes = 8, .travel_bytes = 4}, bytes);
   CHECK(memory.Of(AllocationId{1}).bytes()[7] == std::byte{0});
   CHECK(std::memcmp(memory.Of(AllocationId{1}).bytes().data() + 8, bytes.data(), 4) == 0);
 

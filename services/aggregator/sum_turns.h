@@ -11,7 +11,9 @@
 #include "libs/aggregation/effects.h"
 #include "libs/aggregation/fair_share.h"
 #include "libs/base/dtype.h"
+#include "libs/base/encoding.h"
 #include "libs/base/ids.h"
+#include "libs/encoding/codec.h"
 #include "libs/view/job_quota.h"
 #include "services/aggregator/job_memory.h"
 #include "services/aggregator/slot_memory.h"
@@ -24,8 +26,10 @@ struct PendingSum {
   aggregation::SumId id;
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;  // kCopy: a copy.
+  Encoding encoding = Encoding::kPlain;
   size_t offset_bytes = 0;
-  size_t length_bytes = 0;
+  size_t length_bytes = 0;           // Of the data; of a copy, how many bytes there are.
+  std::vector<size_t> travel_bytes;  // By input: how many bytes it takes.
   std::vector<SlotMemory> inputs;  // Not valid if the tensor is empty.
   std::vector<float> rank_counts;
   uint32_t rank_count_total = 0;
@@ -35,8 +39,29 @@ using JobSums = std::deque<PendingSum>;  // In the order of the core's effects.
 
 PendingSum PendingSumOf(const aggregation::Sum& effect, const JobMemory& memory);
 PendingSum PendingSumOf(const aggregation::CopyResult& effect, const JobMemory& memory);
-// Makes the sum, on this thread.
-void Compute(const PendingSum& sum, const Summer& summer);
+
+// What became of a sum.
+struct SumOutcome {
+  size_t travel_bytes = 0;           // That the result takes.
+  std::optional<size_t> undecodable;  // The input whose bytes are no encoding.
+};
+
+// Makes sums, on its owner's thread.
+class SumMaker {
+ public:
+  // Both outlive this object.
+  SumMaker(const Summer* summer, const encoding::Codec* codec) : summer_(summer), codec_(codec) {}
+
+  SumOutcome Make(const PendingSum& sum);
+
+ private:
+  // Inputs and output of `slice` are decoded, and lie in `scratch_`.
+  SumOutcome MakeEncoded(const PendingSum& sum, SliceSum& slice);
+
+  const Summer* const summer_;
+  const encoding::Codec* const codec_;
+  std::vector<std::byte> scratch_;
+};
 
 // Chooses the job whose sum is next, if sums of several jobs wait (docs/quotas.md). Each job keeps
 // its own sums. The caller gives the sums of a job that is over to Drop. One owner thread.

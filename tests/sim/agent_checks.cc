@@ -50,7 +50,7 @@ void AgentProcess::CheckCredit(ConnectionId connection, const wire::Frame& frame
   std::optional<uint64_t>& in_flight = in_flight_[connection];
   if (entries == nullptr || !in_flight) return;
   for (const wire::Contribute& entry : *entries) {
-    const uint64_t cost = wire::CreditCost(entry.form, entry.length_bytes);
+    const uint64_t cost = wire::CreditCost(entry.form, entry.travel_bytes);
     if (*in_flight > 0 && cost > 0 && *in_flight + cost > config_.profile->credit_bytes) {
       throw Violation{name_ + ": " + std::to_string(*in_flight + cost) +
                       " bytes are under way, but only " +
@@ -160,6 +160,9 @@ void AgentProcess::CheckDecision(const wire::Decision& decision) {
                         ? "decision: abort, as one of the ranks is gone"
                         : "decision: abort, as the root is gone");
   } else if (decision.verdict == wire::Verdict::kFinish) {
+    if (tensor->spec.collective.encodes()) {
+      trace_->Reached("decision: finish, of a round that travelled encoded");
+    }
     if (is_held) trace_->Reached("decision: finish, as somebody holds the round");
     const bool is_spread = std::any_of(decision.sources.begin(), decision.sources.end(),
                                        [&](uint16_t s) { return s != decision.sources.front(); });

@@ -94,6 +94,7 @@ void AgentProcess::Confuse() {
       entry.key = tensor->key;
       entry.slice = SliceIndex{static_cast<uint32_t>(i)};
       entry.length_bytes = tensor->slices[i].length_bytes;
+      entry.travel_bytes = entry.length_bytes;
       if (confusion == Confusion::kWrongLength) {
         bytes.resize(tensor->slices[i].length_bytes > 8 ? 4 : 12);
         entry.form = wire::Form::kInline;
@@ -173,6 +174,7 @@ void AgentProcess::Forge() {
                                 .slice = slice,
                                 .rank_count = tensor->partial.ranks_summed + 1,
                                 .length_bytes = tensor->slices[i].length_bytes,
+                                .travel_bytes = tensor->slices[i].length_bytes,
                                 .form = wire::Form::kWritten,
                                 .sum_epoch = view->epoch});
       }

@@ -288,6 +288,7 @@ class AgentProcess : private TransportWatcher, private RankHearing {
 
   const SimClock clock_;
   const CellCombiner combiner_;
+  const CellCodec codec_;
   SimTransport transport_;
   SimRankServer rank_server_;
   agent::AgentDriver driver_;

@@ -172,7 +172,7 @@ void AggregatorProcess::NoteReceived(ConnectionId connection, const wire::Frame&
   if (entries == nullptr) return;
   uint64_t& untold = credit_[connection].untold_bytes;
   for (const wire::Contribute& entry : *entries) {
-    untold += wire::CreditCost(entry.form, entry.length_bytes);
+    untold += wire::CreditCost(entry.form, entry.travel_bytes);
   }
 }
 

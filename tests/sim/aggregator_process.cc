@@ -79,7 +79,7 @@ AggregatorProcess::AggregatorProcess(Timeline* timeline, Trace* trace, Network* 
       clock_(timeline),
       transport_(network, config.host, (config.incarnation.value() << 16) + 1, this),
       data_plane_(OptionsOf(config, name_), &transport_, &clock_,
-                  {.summer = &summer_, .memory = &memory_}),
+                  {.summer = &summer_, .codec = &codec_, .memory = &memory_}),
       life_(
           {.self = {.incarnation = config.incarnation,
                     .name = name_,

@@ -120,6 +120,7 @@ class AggregatorProcess : private TransportWatcher {
   const SimClock clock_;
   CellMemory memory_;
   const CellSummer summer_;
+  const CellCodec codec_;
   SimTransport transport_;
   aggregator::AggregatorDataPlane data_plane_;
   aggregator::AggregatorLife life_;

@@ -301,6 +301,16 @@ Dealing DrawDealing(Random random) {
   return ParseDealing(kTexts[random.Below(std::size(kTexts))]).value();
 }
 
+// In every fourth life some tensors travel encoded.
+void DrawEncodings(Profile& profile, Random random) {
+  random.Next();
+  random.Next();
+  if (!random.OneIn(4)) return;
+  for (TensorProfile& tensor : profile.tensors) {
+    tensor.encoding = static_cast<Encoding>(random.Below(kEncodings.size()));
+  }
+}
+
 // Many nodes join, and no process is confused.
 Profile DrawStandbys(Random& random) {
   const uint64_t base = random.Below(8);
@@ -376,6 +386,7 @@ Profile DrawProfile(Kind kind, Random& random) {
   Profile profile = DrawKind(kind, random);
   profile.dealing = DrawDealing(random);
   profile.results_window_bytes = DrawResultsWindow(random);
+  DrawEncodings(profile, random);
   profile.members_prove = kind == Kind::kHosts || kind == Kind::kStandbys;
   DrawBeginning(profile, Random(~Random(random).Next()));
   return profile;

@@ -11,6 +11,7 @@
 #include "libs/base/collective.h"
 #include "libs/base/dealing.h"
 #include "libs/base/dtype.h"
+#include "libs/base/encoding.h"
 #include "libs/base/random.h"
 #include "libs/membership/records.h"
 #include "libs/view/participation.h"
@@ -32,7 +33,11 @@ struct TensorProfile {
   bool mismatch = false;
   uint32_t root_rank = 0;  // Perhaps of a rank that does not exist, or not yet.
 
-  Collective collective() const { return {DType::kF32, op, gives, gets, bytes / 4}; }
+  Encoding encoding = Encoding::kPlain;
+
+  Collective collective() const {
+    return {DType::kF32, op, gives, gets, bytes / 4, false, encoding};
+  }
 };
 
 // The properties of one life, drawn from its seed.

@@ -359,9 +359,9 @@ class ScaleWorld final : public Peers {
         } else if (const auto* allocate = std::get_if<aggregation::AllocateMemory>(&effect)) {
           job.OnAllocated(allocate->id, {allocate->id.value(), 0x1000}, more);
         } else if (const auto* sum = std::get_if<aggregation::Sum>(&effect)) {
-          job.OnSummed(sum->id, more);
+          job.OnSummed(sum->id, sum->length_bytes, more);
         } else if (const auto* copy = std::get_if<aggregation::CopyResult>(&effect)) {
-          job.OnSummed(copy->id, more);
+          job.OnSummed(copy->id, copy->travel_bytes, more);
         } else if (const auto* close = std::get_if<aggregation::CloseConnection>(&effect)) {
           touched.erase(close->connection);
           aggregator.outboxes.erase(close->connection);

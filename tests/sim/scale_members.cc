@@ -332,7 +332,8 @@ class StandIn final : public Participant {
              .round = Round{tensor.pushed},
              .slice = SliceIndex{i},
              .rank_count = 1,
-             .length_bytes = tensor.slices[i].length_bytes});
+             .length_bytes = tensor.slices[i].length_bytes,
+             .travel_bytes = tensor.slices[i].length_bytes});
       }
     }
     for (const auto& [owner, entries] : contributions) {

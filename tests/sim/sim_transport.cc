@@ -25,6 +25,10 @@ uint64_t LoadCell(const std::byte* at) {
   return cell;
 }
 
+void StoreCell(std::byte* at, uint64_t cell) { std::memcpy(at, &cell, sizeof cell); }
+
+constexpr size_t kRunCells = 2;  // The first cell, and the distance to the next.
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<aggregator::Mapping>> CellMemory::Map(size_t bytes) {
@@ -41,6 +45,56 @@ void CellSummer::Sum(const aggregator::SliceSum& sum) const {
     for (const std::byte* input : sum.inputs) cell = Combine(cell, LoadCell(input + at));
     std::memcpy(sum.output + at, &cell, sizeof cell);
   }
+}
+
+size_t CellCodec::Encode(Encoding encoding, std::span<const std::byte> plain,
+                         std::span<std::byte> out) const {
+  if (out.size() < TravelBytesMax(encoding, plain.size())) {
+    throw Violation{"what is encoded has less room than its encoding may need"};
+  }
+  Cells cells;
+  for (size_t at = 0; at < plain.size(); at += kCellBytes) {
+    cells.push_back(LoadCell(plain.data() + at));
+  }
+  size_t bytes = plain.size();
+  if (encoding == Encoding::kTwice) {
+    const size_t count = cells.size();
+    for (size_t i = 0; i < count; ++i) cells.push_back(~cells[i]);
+    bytes = cells.size() * kCellBytes;
+  } else if (encoding == Encoding::kRuns && cells.size() > kRunCells) {
+    const uint64_t step = cells[1] - cells[0];
+    bool is_even = true;
+    for (size_t i = 1; i < cells.size(); ++i) is_even &= cells[i] - cells[i - 1] == step;
+    if (is_even) {
+      cells = {cells[0], step};
+      bytes = kRunCells * kCellBytes;
+    }
+  }
+  for (size_t i = 0; i < cells.size(); ++i) StoreCell(out.data() + i * kCellBytes, cells[i]);
+  return bytes;
+}
+
+bool CellCodec::Decode(Encoding encoding, std::span<const std::byte> encoded,
+                       std::span<std::byte> plain) const {
+  const size_t count = CellCount(plain.size());
+  const auto cell = [&](size_t place) { return LoadCell(encoded.data() + place * kCellBytes); };
+  const auto fill = [&](const auto& cell_of) {
+    for (size_t i = 0; i < count; ++i) StoreCell(plain.data() + i * kCellBytes, cell_of(i));
+  };
+  if (encoding == Encoding::kTwice) {
+    if (encoded.size() != 2 * count * kCellBytes) return false;
+    for (size_t i = 0; i < count; ++i) {
+      if (cell(i) != ~cell(count + i)) return false;
+    }
+  } else if (encoding == Encoding::kRuns && count > kRunCells &&
+             encoded.size() == kRunCells * kCellBytes) {
+    fill([&](size_t i) { return cell(0) + i * cell(1); });
+    return true;
+  } else if (encoded.size() != plain.size()) {
+    return false;
+  }
+  fill(cell);
+  return true;
 }
 
 class SimTransport::Registered final : public transport::Registration {

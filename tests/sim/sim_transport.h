@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "libs/base/random.h"
+#include "libs/encoding/codec.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/proof/token_book.h"
 #include "libs/transport/transport.h"
@@ -44,6 +45,16 @@ class CellMemory final : public aggregator::MemorySource {
 class CellSummer final : public aggregator::Summer {
  public:
   void Sum(const aggregator::SliceSum& sum) const override;
+};
+
+// Encodes cells. A slice whose cells are evenly spaced, as all that ranks push are, takes two as
+// runs. Twice takes each cell, and each inverted.
+class CellCodec final : public encoding::Codec {
+ public:
+  size_t Encode(Encoding encoding, std::span<const std::byte> plain,
+                std::span<std::byte> out) const override;
+  bool Decode(Encoding encoding, std::span<const std::byte> encoded,
+              std::span<std::byte> plain) const override;
 };
 
 // Sees events of a transport that its owner does not see, or not at this moment.

@@ -47,6 +47,19 @@ RankStatus Declaring::Check(const Declare& declare, ErrorText& error) const {
                       TALWEG_SHM_PRINTED(declare.name), link_.path(), kProtocolMajor, link_.minor(),
                       kStandbyMinor);
   }
+  if (!IsValid(collective.encoding)) {
+    return error.Fail(RankStatus::kInvalidArgument,
+                      "tensor '%.*s': there is no encoding %u: see talweg_encoding",
+                      TALWEG_SHM_PRINTED(declare.name),
+                      static_cast<unsigned>(collective.encoding));
+  }
+  if (collective.encodes() && link_.minor() < kEncodingsMinor) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%.*s': the agent at '%s' speaks version %u.%u of the rank protocol, "
+                      "and knows encodings from 1.%u on; start a newer one",
+                      TALWEG_SHM_PRINTED(declare.name), link_.path(), kProtocolMajor, link_.minor(),
+                      kEncodingsMinor);
+  }
   const bool is_old =
       collective.element_count > 0 && !tensors_.IsGroup(declare) &&
       collective == Collective::Of(declare.dtype, declare.op, declare.element_count);

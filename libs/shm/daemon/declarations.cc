@@ -47,6 +47,12 @@ void Declarations::OnDeclare(Connection& connection, uint32_t request, const Dec
   }
   const BufferShape shape = declaration.shape();
   const bool is_simple = shape.all_get_one && !is_group;
+  if (declaration.on_device && collective.encodes()) {
+    Refuse(connection.id, RequestId(request), RankStatus::kUnsupported,
+           "tensor '" + declaration.name + "' was declared on a GPU as " + Describe(collective) +
+               "; declare it in host memory, or without an encoding");
+    return;
+  }
   if (declaration.on_device && !is_simple) {
     Refuse(connection.id, RequestId(request), RankStatus::kUnsupported,
            "tensor '" + declaration.name + "' was declared on a GPU as " + Describe(collective) +

@@ -99,7 +99,8 @@ const char* Take(Reader& in, Declare& declare) {
   if (in.AtEnd()) return nullptr;
   declare.gives = static_cast<Share>(in.Take<uint8_t>());
   declare.gets = static_cast<Share>(in.Take<uint8_t>());
-  in.Take<uint16_t>();
+  declare.encoding = static_cast<Encoding>(in.Take<uint8_t>());
+  in.Take<uint8_t>();
   declare.ranks = in.TakeRanks();
   return nullptr;
 }
@@ -116,7 +117,8 @@ void Put(Writer& out, const Declare& declare) {
   out.Put(declare.flags);
   out.Put(static_cast<uint8_t>(declare.gives));
   out.Put(static_cast<uint8_t>(declare.gets));
-  out.Put(uint16_t{0});
+  out.Put(static_cast<uint8_t>(declare.encoding));
+  out.Put(uint8_t{0});
   out.PutRanks(declare.ranks);
 }
 

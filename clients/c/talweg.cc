@@ -17,6 +17,7 @@
 
 using talweg::Collective;
 using talweg::DType;
+using talweg::Encoding;
 using talweg::Op;
 using talweg::Share;
 using talweg::c::FromC;
@@ -88,20 +89,13 @@ talweg_status ToCollective(const char* name, const talweg_collective& given,
   const unsigned op = NumberIn(given.op);
   const unsigned gives = NumberIn(given.gives);
   const unsigned gets = NumberIn(given.gets);
-  if (dtype > 0xff || op > 0xff) {
-    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                               "tensor '%s': dtype %u or operation %u does not exist", name, dtype,
-                               op));
-  }
-  if (gives > 0xff || gets > 0xff) {
-    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                               "tensor '%s': share %u or %u does not exist", name, gives, gets));
-  }
   const bool has_side = given.struct_bytes >= offsetof(talweg_collective, reserved);
   const unsigned encoding = given.struct_bytes >= sizeof(given) ? NumberIn(given.encoding) : 0;
-  if (encoding > 0xff) {
-    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
-                               "tensor '%s': encoding %u does not exist", name, encoding));
+  if (dtype > 0xff || op > 0xff || gives > 0xff || gets > 0xff || encoding > 0xff) {
+    return ToC(last_error.Fail(
+        RankStatus::kInvalidArgument,
+        "tensor '%s': dtype %u, operation %u, share %u or %u, or encoding %u does not exist", name,
+        dtype, op, gives, gets, encoding));
   }
   *collective = {static_cast<DType>(dtype), static_cast<Op>(op),
                  static_cast<Share>(gives), static_cast<Share>(gets),

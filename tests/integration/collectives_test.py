@@ -35,6 +35,19 @@ class CollectivesTest(unittest.TestCase):
     def test_two_nodes_of_other_sizes(self) -> None:
         _run([2, 1], aggregators=2)
 
+    def test_encoded(self) -> None:
+        """Every collective, with what travels shorter or longer than the data."""
+        for encoding in ("runs", "twice"):
+            line = job.command(
+                "encoded.py",
+                [encoding, "collectives.py", "[2, 1]"],
+                nodes=2,
+                ranks=(2, 1),
+                aggregators=2,
+            )
+            with self.subTest(encoding=encoding):
+                job.run(line)
+
     def test_torch(self) -> None:
         job.run(job.command("torch_collectives.py", ["[2]"], nodes=1, ranks=2))
 

@@ -53,9 +53,9 @@ RankStatus Contributions::FindArenas(const RankTensor& tensor, std::byte** arena
                       "handed over the memory of all %u ranks; please report it",
                       NameOf(tensor), link_.path(), identity_.local_size);
   }
-  const auto& [dtype, op, gives, gets, count, side] = tensor.collective;
-  if (tensor.collective.copies() ? tensor.root >= tensor.rank_count
-                                 : !reduce::IsReduction(dtype, op)) {
+  const Collective& collective = tensor.collective;
+  if (collective.copies() ? tensor.root >= tensor.rank_count
+                          : !reduce::IsReduction(collective.dtype, collective.op)) {
     return error.Fail(RankStatus::kInternal,
                       "tensor '%s': the agent at '%s' leaves it to the ranks to sum, and they "
                       "cannot; please report it",

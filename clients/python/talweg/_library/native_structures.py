@@ -46,6 +46,8 @@ class Collective(ctypes.Structure):
         ("ranks", ctypes.POINTER(ctypes.c_uint32)),
         ("element_count", ctypes.c_uint64),
         ("side", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("encoding", ctypes.c_int),
     ]
 
 

@@ -97,9 +97,8 @@ talweg_status ToCollective(const char* name, const talweg_collective& given,
         "tensor '%s': dtype %u, operation %u, share %u or %u, or encoding %u does not exist", name,
         dtype, op, gives, gets, encoding));
   }
-  *collective = {static_cast<DType>(dtype), static_cast<Op>(op),
-                 static_cast<Share>(gives), static_cast<Share>(gets),
-                 given.element_count,       has_side && given.side != 0,
+  *collective = {static_cast<DType>(dtype),      static_cast<Op>(op), static_cast<Share>(gives),
+                 static_cast<Share>(gets),       given.element_count, has_side && given.side != 0,
                  static_cast<Encoding>(encoding)};
   return TALWEG_OK;
 }

@@ -325,8 +325,9 @@ TEST_CASE("AggregatorCore: what is encoded has as much room as its encoding may 
   CHECK(tensor.local[1].slot_offset_bytes == 2 * tensor.local[1].offset_bytes);
 }
 
-TEST_CASE("AggregatorCore: encoded contributions are summed as encoded, and the result says its size",
-          "[aggregation]") {
+TEST_CASE(
+    "AggregatorCore: encoded contributions are summed as encoded, and the result says its size",
+    "[aggregation]") {
   EncodedFixture f(Encoding::kTwice);
   f.GiveEncoded(0, 1, 120);
   f.GiveEncoded(1, 1, 128);

@@ -109,11 +109,10 @@ std::string UndecodableText(const PresentView& view, const AggregatorTensor& ten
                             const LocalSlice& slice, MemberIndex member) {
   const SliceRound::Part& part = slice.round.parts()[member.value()];
   return "round " + std::to_string(slice.round.open_round().value()) + " of tensor '" +
-         tensor.agreed->name + "': the " + std::to_string(part.travel_bytes) +
-         " bytes that " + view.MemberText(member) + " has sent for slice " +
-         std::to_string(slice.index.value()) + " are no " +
-         std::string(EncodingName(tensor.agreed->collective.encoding)) + " encoding of " +
-         std::to_string(part.length_bytes) + " bytes";
+         tensor.agreed->name + "': the " + std::to_string(part.travel_bytes) + " bytes that " +
+         view.MemberText(member) + " has sent for slice " + std::to_string(slice.index.value()) +
+         " are no " + std::string(EncodingName(tensor.agreed->collective.encoding)) +
+         " encoding of " + std::to_string(part.length_bytes) + " bytes";
 }
 
 }  // namespace talweg::aggregation

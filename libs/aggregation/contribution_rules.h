@@ -13,8 +13,8 @@
 // (docs/protocol.md, section 5). Pure functions.
 namespace talweg::aggregation {
 
-// Whether the contribution is longer than its slice, has another length than it says, ends within an
-// element, or takes more bytes than its encoding may need.
+// Whether the contribution is longer than its slice, has another length than it says, ends within
+// an element, or takes more bytes than its encoding may need.
 bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
                    const wire::Contribute& entry);
 

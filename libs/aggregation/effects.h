@@ -125,9 +125,9 @@ struct SendResult {
   uint64_t offset_bytes = 0;
   uint32_t travel_bytes = 0;  // That the result takes, wanted or not.
   wire::RemoteRef target;     // kWritten only.
-  WriteId write;           // kWritten only.
-  std::string text;        // kDisagreement only: the entry's bytes.
-  int32_t priority = 0;    // The priority of the member's contribution.
+  WriteId write;              // kWritten only.
+  std::string text;           // kDisagreement only: the entry's bytes.
+  int32_t priority = 0;       // The priority of the member's contribution.
 };
 
 // Closes the connection now. Afterwards nothing from the peer lands, nothing is read for it, and

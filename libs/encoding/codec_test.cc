@@ -98,15 +98,15 @@ TEST_CASE("What is no encoding of so many bytes is refused", "[encoding]") {
   const auto refused = [&](const Buffer& encoded, size_t bytes) {
     return !Decodes(Encoding::kRuns, encoded, bytes, back);
   };
-  CHECK(refused(BytesOf({0x80000005}), 20));                // No word for the run.
-  CHECK(refused(BytesOf({0x80000006, 7}), 20));             // A run past the end.
-  CHECK(refused(BytesOf({0x80000000, 7}), 20));             // A run of nothing.
-  CHECK(refused(BytesOf({0}), 20));                         // A record of nothing.
-  CHECK(refused(BytesOf({3, 1, 2}), 20));                   // Fewer words than it counts.
-  CHECK(refused(BytesOf({0x80000004, 7}), 20));             // Ends before the data does.
-  CHECK(refused(BytesOf({0x80000005, 7, 7}), 20));          // Goes on after it.
+  CHECK(refused(BytesOf({0x80000005}), 20));        // No word for the run.
+  CHECK(refused(BytesOf({0x80000006, 7}), 20));     // A run past the end.
+  CHECK(refused(BytesOf({0x80000000, 7}), 20));     // A run of nothing.
+  CHECK(refused(BytesOf({0}), 20));                 // A record of nothing.
+  CHECK(refused(BytesOf({3, 1, 2}), 20));           // Fewer words than it counts.
+  CHECK(refused(BytesOf({0x80000004, 7}), 20));     // Ends before the data does.
+  CHECK(refused(BytesOf({0x80000005, 7, 7}), 20));  // Goes on after it.
   CHECK(refused({}, 20));
-  CHECK(refused(BytesOf({0x80000005, 7}, 2), 21));          // Another rest.
+  CHECK(refused(BytesOf({0x80000005, 7}, 2), 21));  // Another rest.
   CHECK_FALSE(refused(BytesOf({0x80000005, 7}, 1), 21));
   for (const Encoding encoding : {Encoding::kPlain, Encoding::kTwice}) {
     CHECK_FALSE(Decodes(encoding, BytesOf({1, 2, 3}), 8, back));

@@ -504,9 +504,7 @@ TEST_CASE("AgentCore: an encoded result is visible when it is decoded", "[pipeli
     CHECK_THAT(f.Of<FailJob>(failed)[0].text,
                Catch::Contains("tensor 't'") && Catch::Contains("no twice encoding of 64 bytes"));
   }
-  SECTION("The same result again is not decoded again") {
-    CHECK(f.Result(entry, 120).empty());
-  }
+  SECTION("The same result again is not decoded again") { CHECK(f.Result(entry, 120).empty()); }
   SECTION("The connection breaks meanwhile: the slice is not sent again, and the round ends") {
     f.Broken(f.tensor().slices[0].owner.value());
     CHECK(f.Of<CompleteRound>(f.Decoded(decode.ticket, true)).size() == 1);

@@ -120,9 +120,10 @@ struct WriteSlice {
 };
 
 // Combines the ranks' contributions with the tensor's op, in the given order. A collective that
-// copies has one input. OnReduced(ticket) follows. If the tensor is encoded and `is_final` is false,
-// the outcome is encoded to `target`, whose length is that of the data, and OnEncoded(ticket)
-// follows instead. Skip the reduction if AgentCore::ReduceWanted(ticket) has become false.
+// copies has one input. OnReduced(ticket) follows. If the tensor is encoded and `is_final` is
+// false, the outcome is encoded to `target`, whose length is that of the data, and
+// OnEncoded(ticket) follows instead. Skip the reduction if AgentCore::ReduceWanted(ticket) has
+// become false.
 struct ReduceSlice {
   uint64_t ticket = 0;
   SliceBytes target;  // kSendBuffer, or kResult when `is_final`.
@@ -137,8 +138,8 @@ struct CopyInline {
   SliceBytes target;
 };
 
-// Decodes a result. OnDecoded(ticket) follows. Skip it if AgentCore::DecodeWanted(ticket) has become
-// false.
+// Decodes a result. OnDecoded(ticket) follows. Skip it if AgentCore::DecodeWanted(ticket) has
+// become false.
 struct DecodeSlice {
   uint64_t ticket = 0;
   Encoding encoding = Encoding::kPlain;
@@ -255,8 +256,8 @@ struct Log {
 
 using Effect =
     std::variant<Connect, Close, Send, WriteSlice, ReduceSlice, CopyInline, DecodeSlice, CopyOwn,
-                 SliceArrived, AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank, FailJob,
-                 ReportLost, StopRanks, Quiesced, RanksDone, LogWaiting, Log>;
+                 SliceArrived, AllocateTensor, DeclareReply, CompleteRound, FailTensor, FailRank,
+                 FailJob, ReportLost, StopRanks, Quiesced, RanksDone, LogWaiting, Log>;
 using Effects = std::vector<Effect>;
 
 }  // namespace talweg::pipeline

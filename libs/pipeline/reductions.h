@@ -21,7 +21,7 @@ struct Reduction {
   uint32_t length_bytes = 0;
   uint32_t cost_bytes = 0;    // How much of the owner's credit the slice holds.
   uint32_t travel_bytes = 0;  // How many bytes travel, when it is reduced.
-  bool is_final = false;      // The reduction makes the round's result, and the slice does not leave.
+  bool is_final = false;  // The reduction makes the round's result, and the slice does not leave.
 };
 
 // One result that is decoded on this node.

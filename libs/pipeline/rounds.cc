@@ -135,19 +135,18 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
 
 void Rounds::StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effects& out) {
   const ActiveRound round(tensor);
-  const uint64_t ticket =
-      decodings_->Begin({.tensor = tensor.index,
-                         .round = tensor.active_round(),
-                         .slice = entry.slice,
-                         .owner = tensor.slices[entry.slice.value()].owner,
-                         .rank_count = entry.rank_count,
-                         .length_bytes = entry.length_bytes});
+  const uint64_t ticket = decodings_->Begin({.tensor = tensor.index,
+                                             .round = tensor.active_round(),
+                                             .slice = entry.slice,
+                                             .owner = tensor.slices[entry.slice.value()].owner,
+                                             .rank_count = entry.rank_count,
+                                             .length_bytes = entry.length_bytes});
   tensor.slice_states.Set(entry.slice.value(), SliceState::kDecoding);
-  out.push_back(DecodeSlice{
-      .ticket = ticket,
-      .encoding = tensor.finish ? Encoding::kPlain : tensor.spec.collective.encoding,
-      .source = round.BytesOf(entry.slice, Memory::kArrivals, entry.travel_bytes),
-      .target = round.BytesOf(entry.slice, Memory::kResult, entry.length_bytes)});
+  out.push_back(
+      DecodeSlice{.ticket = ticket,
+                  .encoding = tensor.finish ? Encoding::kPlain : tensor.spec.collective.encoding,
+                  .source = round.BytesOf(entry.slice, Memory::kArrivals, entry.travel_bytes),
+                  .target = round.BytesOf(entry.slice, Memory::kResult, entry.length_bytes)});
 }
 
 void Rounds::OnDecoded(uint64_t ticket, bool is_sound, Effects& out) {
@@ -162,12 +161,12 @@ void Rounds::OnDecoded(uint64_t ticket, bool is_sound, Effects& out) {
   if (is_sound) {
     return SliceDone(tensor, decoded->slice, decoded->rank_count, decoded->length_bytes, out);
   }
-  failures_->ReportAndFail(
-      "aggregator '" + links_->NameOf(decoded->owner) + "' sent a result of slice " +
-          std::to_string(s) + " of tensor '" + tensor.spec.name + "' that is no " +
-          std::string(EncodingName(tensor.spec.collective.encoding)) + " encoding of " +
-          std::to_string(decoded->length_bytes) + " bytes",
-      out);
+  failures_->ReportAndFail("aggregator '" + links_->NameOf(decoded->owner) +
+                               "' sent a result of slice " + std::to_string(s) + " of tensor '" +
+                               tensor.spec.name + "' that is no " +
+                               std::string(EncodingName(tensor.spec.collective.encoding)) +
+                               " encoding of " + std::to_string(decoded->length_bytes) + " bytes",
+                           out);
 }
 
 void Rounds::SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_summed,

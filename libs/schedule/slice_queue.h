@@ -81,8 +81,8 @@ class SliceQueue {
     return Take(now_ns, [](const QueuedSlice&) { return true; });
   }
 
-  // A slice that was taken with the bound `cost_bytes` leaves now, and takes `bytes`; 0: it does not
-  // leave.
+  // A slice that was taken with the bound `cost_bytes` leaves now, and takes `bytes`; 0: it does
+  // not leave.
   void Depart(AggregatorIndex owner, uint64_t cost_bytes, uint64_t bytes, int64_t now_ns);
 
   // `bytes` of those sent to `owner` have arrived. The figure comes from a peer: more than was in

@@ -29,9 +29,8 @@ class RankCombiner {
                        std::span<std::byte> output) const = 0;
 };
 
-// Performs the core's effects that touch bytes. Copies run at once, reductions and decoding a few at
-// a time.
-// Owned by the data thread.
+// Performs the core's effects that touch bytes. Copies run at once, reductions and decoding a few
+// at a time. Owned by the data thread.
 class ByteWork {
  public:
   // All are valid until the last call.

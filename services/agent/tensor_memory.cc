@@ -202,8 +202,7 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
 
 bool TensorMemory::TakesDevices(pipeline::TensorIndex tensor) const {
   const Entry& entry = At(tensor);
-  return !entry.shared && !entry.spec.collective.encodes() &&
-         (rank_count_ > 1 || entry.on_device);
+  return !entry.shared && !entry.spec.collective.encodes() && (rank_count_ > 1 || entry.on_device);
 }
 
 bool TensorMemory::OnNic(const pipeline::SliceBytes& slice) const {

@@ -227,5 +227,29 @@ TEST_CASE("TensorMemory: small tensors, small slices and tensors on GPUs announc
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
 }
 
+TEST_CASE("TensorMemory: what travels encoded has room of its own, and its place by its offset",
+          "[agent]") {
+  const bool one_view = GENERATE(false, true);
+  Fixture f(true, 1, one_view);
+  f.spec.collective.encoding = Encoding::kTwice;
+  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  // Results of both parities arrive in one region, which is neither result.
+  const auto refs = f.memory->ResultRefs(TensorIndex{0});
+  CHECK(refs[0] == refs[1]);
+  CHECK(refs[0].key !=
+        f.memory->RegionOf(f.Slice(Memory::kResult, 6, 0, 100)).registration->base().key);
+  const auto sent = f.memory->RegionOf(f.Slice(Memory::kSendBuffer, 6, 4096, 100));
+  CHECK(sent.offset == 2 * 4096);
+  CHECK(sent.length == 100);
+  // The last cache line has all the room that it may need.
+  const auto bytes = static_cast<uint32_t>(f.spec.bytes());
+  for (const Memory where : {Memory::kSendBuffer, Memory::kArrivals}) {
+    CHECK(f.memory->Writable(f.Slice(where, 6, bytes - 64, 128)).size() == 128);
+  }
+  CHECK(f.memory->Writable(f.Slice(Memory::kArrivals, 6, 64, 8)).data() ==
+        f.memory->Writable(f.Slice(Memory::kArrivals, 7, 0, 8)).data() + 128);
+  CHECK_FALSE(f.memory->TakesDevices(TensorIndex{0}));
+}
+
 }  // namespace
 }  // namespace talweg::agent

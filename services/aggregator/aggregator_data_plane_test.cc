@@ -455,5 +455,84 @@ TEST_CASE("AggregatorDataPlane: over libfabric, a Hello of another member than t
   CHECK(pool.data_plane->totals().impostors == 1);
 }
 
+// Two nodes of one rank that declare "w", of 1000 numbers that travel as runs.
+struct EncodedPool : Pool {
+  EncodedPool() {
+    data_plane->OnJobView("job", view);
+    for (const uint32_t node : {0, 1}) {
+      HandAgent& agent = AddAgent(view, node);
+      agent.SayHello();
+      agent.SayReport();
+      wire::Declare declare = agent.DeclareOf("w", kCount, Op::kSum);
+      declare.collective.encoding = Encoding::kRuns;
+      agent.Say(FrameType::kDeclare, std::vector{declare});
+    }
+    Until([&] {
+      return agents[0]->Count<wire::Declared>() == 1 && agents[1]->Count<wire::Declared>() == 1;
+    });
+  }
+  void Push(uint32_t node, uint64_t round, std::span<const std::byte> encoded) {
+    agents[node]->Say(
+        FrameType::kContribute,
+        std::vector{wire::Contribute{.key = KeyOf("w"),
+                                     .round = Round{round},
+                                     .rank_count = node + 1,  // As MakeView has it.
+                                     .length_bytes = kCount * sizeof(float),
+                                     .travel_bytes = static_cast<uint32_t>(encoded.size()),
+                                     .form = wire::Form::kInline,
+                                     .bytes = encoded}});
+  }
+  // Waits until both have so many results.
+  void Results(size_t count) {
+    Until([&] {
+      return agents[0]->Count<wire::Result>() == count && agents[1]->Count<wire::Result>() == count;
+    });
+  }
+
+  static constexpr uint32_t kCount = 1000;
+  view::View view = MakeView(1, 2);
+};
+
+TEST_CASE("AggregatorDataPlane: encoded contributions are decoded, summed and encoded",
+          "[aggregator]") {
+  EncodedPool pool;
+  const auto encoded = [&](float value) {
+    const std::vector<float> plain(pool.kCount, value);
+    std::vector<std::byte> out(pool.kCount * sizeof(float));
+    out.resize(encoding::Codecs().Encode(Encoding::kRuns, std::as_bytes(std::span(plain)), out));
+    return out;
+  };
+  pool.Push(0, 1, encoded(3));
+  pool.Push(1, 1, encoded(4));
+  pool.Results(1);
+  for (const auto& agent : pool.agents) {
+    const wire::Result result = agent->Last<wire::Result>();
+    CHECK(result.length_bytes == pool.kCount * sizeof(float));
+    CHECK(result.travel_bytes == 8);
+    const std::vector<std::byte> expected = encoded(7);
+    CHECK(std::equal(result.bytes.begin(), result.bytes.end(), expected.begin(), expected.end()));
+  }
+}
+
+TEST_CASE("AggregatorDataPlane: bytes that are no encoding end the round for both members",
+          "[aggregator]") {
+  EncodedPool pool;
+  const std::vector<uint32_t> good = {0x80000000 + pool.kCount, 0};
+  const std::vector<uint32_t> bad = {0x80000000 + pool.kCount + 1, 0};
+  pool.Push(0, 1, std::as_bytes(std::span(good)));
+  pool.Push(1, 1, std::as_bytes(std::span(bad)));
+  pool.Results(1);
+  for (const auto& agent : pool.agents) {
+    const wire::Result result = agent->Last<wire::Result>();
+    REQUIRE(result.form == wire::Form::kDisagreement);
+    const std::string text(reinterpret_cast<const char*>(result.bytes.data()), result.bytes.size());
+    CHECK_THAT(text,
+               Catch::Contains("node 1") && Catch::Contains("no runs encoding of 4000 bytes"));
+  }
+  for (const uint32_t node : {0, 1}) pool.Push(node, 2, std::as_bytes(std::span(good)));
+  pool.Results(2);
+  CHECK(pool.agents[0]->Last<wire::Result>().form == wire::Form::kInline);
+}
+
 }  // namespace
 }  // namespace talweg::aggregator

@@ -76,8 +76,8 @@ SumOutcome SumMaker::MakeEncoded(const PendingSum& sum, SliceSum& slice) {
   }
   slice.output = plain(sum.inputs.size()).data();
   summer_->Sum(slice);
-  const std::span<std::byte> result = sum.result.bytes().subspan(
-      sum.offset_bytes, TravelBytesMax(sum.encoding, sum.length_bytes));
+  const std::span<std::byte> result =
+      sum.result.bytes().subspan(sum.offset_bytes, TravelBytesMax(sum.encoding, sum.length_bytes));
   return {.travel_bytes = codec_->Encode(sum.encoding, plain(sum.inputs.size()), result)};
 }
 

@@ -30,7 +30,7 @@ struct PendingSum {
   size_t offset_bytes = 0;
   size_t length_bytes = 0;           // Of the data; of a copy, how many bytes there are.
   std::vector<size_t> travel_bytes;  // By input: how many bytes it takes.
-  std::vector<SlotMemory> inputs;  // Not valid if the tensor is empty.
+  std::vector<SlotMemory> inputs;    // Not valid if the tensor is empty.
   std::vector<float> rank_counts;
   uint32_t rank_count_total = 0;
   SlotMemory result;
@@ -42,7 +42,7 @@ PendingSum PendingSumOf(const aggregation::CopyResult& effect, const JobMemory& 
 
 // What became of a sum.
 struct SumOutcome {
-  size_t travel_bytes = 0;           // That the result takes.
+  size_t travel_bytes = 0;            // That the result takes.
   std::optional<size_t> undecodable;  // The input whose bytes are no encoding.
 };
 

@@ -188,9 +188,9 @@ TEST_CASE("The messages on a rank's socket have their released bytes") {
 }
 
 TEST_CASE("Messages of earlier versions can be read") {
-  const uint16_t minor = GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4},
-                                  uint16_t{5}, uint16_t{6}, uint16_t{7}, uint16_t{8}, uint16_t{9},
-                                  uint16_t{10});
+  const uint16_t minor =
+      GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4}, uint16_t{5},
+               uint16_t{6}, uint16_t{7}, uint16_t{8}, uint16_t{9}, uint16_t{10});
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("rank_messages_1." + std::to_string(minor) + ".txt");
   CHECK(golden.size() == (minor < 6 ? 15 : minor < 9 ? 17 : 19));

@@ -12,7 +12,8 @@ void AgentProcess::NoteRound(size_t place, const pipeline::CompleteRound& comple
   if (complete.status != pipeline::Status::kOk) return;
   trace_->Reached(("a round of " + std::string(collective.name())).c_str());
   if (collective.encodes()) {
-    trace_->Reached(("a round encoded as " + std::string(EncodingName(collective.encoding))).c_str());
+    trace_->Reached(
+        ("a round encoded as " + std::string(EncodingName(collective.encoding))).c_str());
   }
   const view::View* const view = core().views().present();
   if (view != nullptr && view->aggregators.size() > 1) {

@@ -50,8 +50,7 @@ RankStatus Declaring::Check(const Declare& declare, ErrorText& error) const {
   if (!IsValid(collective.encoding)) {
     return error.Fail(RankStatus::kInvalidArgument,
                       "tensor '%.*s': there is no encoding %u: see talweg_encoding",
-                      TALWEG_SHM_PRINTED(declare.name),
-                      static_cast<unsigned>(collective.encoding));
+                      TALWEG_SHM_PRINTED(declare.name), static_cast<unsigned>(collective.encoding));
   }
   if (collective.encodes() && link_.minor() < kEncodingsMinor) {
     return error.Fail(RankStatus::kUnsupported,

@@ -58,7 +58,7 @@ struct LocalSlice {
   uint32_t part = 0;
   uint64_t offset_bytes = 0;  // In the tensor.
   uint32_t length_bytes = 0;
-  uint64_t slot_offset_bytes = 0;  // Of what travels (Collective::travel_offset).
+  uint64_t slot_offset_bytes = 0;  // See Collective::travel_offset.
   SliceRound round;
   // How many writes read this slice in the memory that the tensor's `result` names. Nothing is
   // summed into it meanwhile, even after a change of the view.

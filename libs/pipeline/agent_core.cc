@@ -27,9 +27,9 @@ AgentCore::AgentCore(const AgentCoreConfig& config)
                                 .quiesce = &quiesce_,
                                 .queue = &queue_,
                                 .reductions = &reductions_,
-                                .decodings = &decodings_,
                                 .timer = &timer_}),
-      rounds_(&views_, &tensors_, &links_, &queue_, &decodings_, &quiesce_, &failures_, &counters_),
+      rounds_(&views_, &tensors_, &links_, &queue_, &reductions_, &quiesce_, &failures_,
+              &counters_),
       sender_(&config_, &views_, &tensors_, &links_, &queue_, &reductions_, &rounds_, &failures_,
               &counters_),
       pushes_(&config_, &views_, &ranks_, &tensors_, &quiesce_, &rounds_, &failures_, &timer_),
@@ -69,7 +69,7 @@ void AgentCore::OnView(const view::View& view, int64_t now_ns, Effects& out) {
 
 void AgentCore::Freeze(int64_t now_ns, Effects& out) {
   views_.Freeze();
-  decodings_.Clear();  // What is not decoded yet is not reported.
+  reductions_.ClearDecodings();  // What is not decoded yet is not reported.
   waits_.OnPhase(now_ns);
   recovery_.FreezeAll(out);
   for (const auto& [index, owner] : links_.all()) OpenOwner(owner, out);
@@ -270,18 +270,14 @@ void AgentCore::OnRanksStop(const std::vector<uint64_t>& ended, Effects& out) {
   quiesce_.OnRanksStop(ended, out);
 }
 
-void AgentCore::OnTensorAllocated(TensorIndex tensor, const std::string& text, int64_t /*now_ns*/,
+void AgentCore::OnTensorAllocated(TensorIndex tensor, bool staged, const std::string& text,
                                   Effects& out) {
+  if (staged) declarations_.Stage(tensor);
   declarations_.OnAllocated(tensor, text, out);
 }
 
-void AgentCore::StageContributions(TensorIndex tensor) { declarations_.Stage(tensor); }
-
-void AgentCore::OnReduced(uint64_t ticket, int64_t now_ns, Effects& out) {
-  sender_.OnReduced(ticket, std::nullopt, now_ns, out);
-}
-
-void AgentCore::OnEncoded(uint64_t ticket, uint32_t travel_bytes, int64_t now_ns, Effects& out) {
+void AgentCore::OnReduced(uint64_t ticket, std::optional<uint32_t> travel_bytes, int64_t now_ns,
+                          Effects& out) {
   sender_.OnReduced(ticket, travel_bytes, now_ns, out);
 }
 

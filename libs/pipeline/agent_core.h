@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -104,19 +105,17 @@ class AgentCore {
   // This node cannot go on, for the reason `text`. The job fails here, and the scheduler hears of
   // it.
   void OnLocalFailure(const std::string& text, int64_t now_ns, Effects& out);
-  // `text` is "" if the memory was allocated; otherwise it says why not.
-  void OnTensorAllocated(TensorIndex tensor, const std::string& text, int64_t now_ns, Effects& out);
-  // The contribution of this node's only rank does not lie where it can be sent from, for example
-  // on a GPU. It is reduced to the send buffer as those of several ranks are. Call this before
-  // OnTensorAllocated.
-  void StageContributions(TensorIndex tensor);
-  void OnReduced(uint64_t ticket, int64_t now_ns, Effects& out);
-  // The reduction's outcome is encoded, and takes `travel_bytes`.
-  void OnEncoded(uint64_t ticket, uint32_t travel_bytes, int64_t now_ns, Effects& out);
-  bool ReduceWanted(uint64_t ticket) const { return reductions_.IsWanted(ticket); }
+  // `text` is "" if the memory was allocated; otherwise it says why not. `staged`: the contribution
+  // of this node's only rank does not lie where it can be sent from, for example on a GPU. It is
+  // reduced to the send buffer as those of several ranks are.
+  void OnTensorAllocated(TensorIndex tensor, bool staged, const std::string& text, Effects& out);
+  // `travel_bytes`: how many bytes the outcome takes encoded; nullopt if it is not encoded.
+  void OnReduced(uint64_t ticket, std::optional<uint32_t> travel_bytes, int64_t now_ns,
+                 Effects& out);
   // `is_sound`: the bytes were an encoding of the result.
   void OnDecoded(uint64_t ticket, bool is_sound, Effects& out);
-  bool DecodeWanted(uint64_t ticket) const { return decodings_.IsWanted(ticket); }
+  // Whether a ReduceSlice or DecodeSlice is still to be performed.
+  bool Wants(uint64_t ticket) const { return reductions_.IsWanted(ticket); }
   // Reconnects, and reports who is waited for. Call it at NextTickNs() at the latest.
   void OnTick(int64_t now_ns, Effects& out);
   int64_t NextTickNs() const { return timer_.next_ns(); }
@@ -163,7 +162,6 @@ class AgentCore {
   OwnerLinks links_;
   schedule::SliceQueue queue_;
   Reductions reductions_;
-  Decodings decodings_;
   Failures failures_;
   Rounds rounds_;
   SliceSender sender_;

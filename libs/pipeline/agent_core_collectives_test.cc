@@ -431,7 +431,7 @@ struct EncodedFixture : Fixture {
   const AgentTensor& tensor() const { return *member.FindTensor(Key("t")); }
   Effects Encoded(uint64_t ticket, uint32_t travel_bytes) {
     return Do([&](Effects& out) {
-      member.OnEncoded(ticket, travel_bytes, now_ns, out);
+      member.OnReduced(ticket, travel_bytes, now_ns, out);
       member.Flush(now_ns, out);
     });
   }
@@ -489,7 +489,7 @@ TEST_CASE("AgentCore: an encoded result is visible when it is decoded", "[pipeli
   CHECK(decode.target.memory == Memory::kResult);
   CHECK(decode.target.length_bytes == 64);
   CHECK(f.Of<CompleteRound>(out).empty());
-  CHECK(f.member.DecodeWanted(decode.ticket));
+  CHECK(f.member.Wants(decode.ticket));
   SECTION("It is sound") {
     const Effects done = f.Decoded(decode.ticket, true);
     CHECK(f.Of<SliceArrived>(done).size() == 1);
@@ -516,7 +516,7 @@ TEST_CASE("AgentCore: an encoded result is visible when it is decoded", "[pipeli
   SECTION("A new view comes meanwhile: after the fence it is not wanted any more") {
     f.OnView(MakeView(4, {1, 1}, 1));
     f.AnswerAll();
-    CHECK_FALSE(f.member.DecodeWanted(decode.ticket));
+    CHECK_FALSE(f.member.Wants(decode.ticket));
     CHECK(f.Decoded(decode.ticket, true).empty());
   }
 }

@@ -101,9 +101,9 @@ struct Fixture {
     });
   }
   // Includes the flush afterwards, which declares the tensor.
-  Effects Allocated(uint32_t tensor, const std::string& text = "") {
+  Effects Allocated(uint32_t tensor, const std::string& text = "", bool staged = false) {
     return Do([&](Effects& out) {
-      member.OnTensorAllocated(TensorIndex{tensor}, text, now_ns, out);
+      member.OnTensorAllocated(TensorIndex{tensor}, staged, text, out);
       member.Flush(now_ns, out);
     });
   }
@@ -123,7 +123,7 @@ struct Fixture {
     return Do([&](Effects& out) { member.OnTick(now_ns, out); });
   }
   Effects Reduced(uint64_t ticket) {
-    return Do([&](Effects& out) { member.OnReduced(ticket, now_ns, out); });
+    return Do([&](Effects& out) { member.OnReduced(ticket, std::nullopt, now_ns, out); });
   }
 
   const Owner& OwnerAt(uint32_t index) const { return member.owners().at(AggregatorIndex{index}); }

@@ -135,7 +135,7 @@ TEST_CASE("AgentCore: several ranks are reduced when all have pushed, then sent"
   CHECK(reduces[0].inputs == std::vector<LocalRank>{LocalRank{0}, LocalRank{1}, LocalRank{2}});
   CHECK(reduces[0].target.memory == Memory::kSendBuffer);
   CHECK_FALSE(reduces[0].is_final);
-  CHECK(f.member.ReduceWanted(reduces[0].ticket));
+  CHECK(f.member.Wants(reduces[0].ticket));
   f.Reduced(reduces[0].ticket);
   const Effects sent = f.Flush();
   const auto entries = f.Entries<wire::Contribute>(sent);
@@ -154,8 +154,7 @@ TEST_CASE("AgentCore: a single rank's contribution is copied first where it cann
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
   const Effects declared = f.Declare(0, Spec("w", 32 * 1024));  // 128 KiB: two slices.
-  f.member.StageContributions(TensorIndex{0});
-  f.AgreeTo(f.Allocated(0));
+  f.AgreeTo(f.Allocated(0, "", /*staged=*/true));
   f.Push(0, 0, 1);
   const Effects flushed = f.Flush();
   CHECK(f.Of<WriteSlice>(flushed).empty());

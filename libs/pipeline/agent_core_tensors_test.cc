@@ -131,7 +131,7 @@ TEST_CASE("AgentCore: tensors of one batch are declared in one frame to each own
   Effects out = f.Do([&](Effects& effects) {
     for (uint32_t i = 0; i < 100; ++i) {
       f.member.OnRankDeclare(LocalRank{0}, i, Spec("w" + std::to_string(i), 10), f.now_ns, effects);
-      f.member.OnTensorAllocated(TensorIndex{i}, "", f.now_ns, effects);
+      f.member.OnTensorAllocated(TensorIndex{i}, false, "", effects);
     }
   });
   CHECK(f.Of<Send>(out).empty());
@@ -148,7 +148,7 @@ TEST_CASE("AgentCore: an owner that comes back is told of every tensor once", "[
   f.Open(Spec("old", 10));
   f.Do([&](Effects& effects) {
     f.member.OnRankDeclare(LocalRank{0}, 7, Spec("new", 10), f.now_ns, effects);
-    f.member.OnTensorAllocated(TensorIndex{1}, "", f.now_ns, effects);
+    f.member.OnTensorAllocated(TensorIndex{1}, false, "", effects);
   });
   f.Broken(0);  // The connection breaks before the flush.
   CHECK(f.Entries<wire::Declare>(f.Flush()).empty());

@@ -118,7 +118,7 @@ struct AgentTensor {
   TensorKey key;
   TensorSpec spec;
   LocalRank declared_by;
-  bool staged = false;  // See AgentCore::StageContributions.
+  bool staged = false;  // See AgentCore::OnTensorAllocated.
 
   TensorState state = TensorState::kAllocating;
   // If not kOk, the ranks have been told that the tensor has failed. While `state` is not kFailed,

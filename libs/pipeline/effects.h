@@ -120,10 +120,9 @@ struct WriteSlice {
 };
 
 // Combines the ranks' contributions with the tensor's op, in the given order. A collective that
-// copies has one input. OnReduced(ticket) follows. If the tensor is encoded and `is_final` is
-// false, the outcome is encoded to `target`, whose length is that of the data, and
-// OnEncoded(ticket) follows instead. Skip the reduction if AgentCore::ReduceWanted(ticket) has
-// become false.
+// copies has one input. If the tensor is encoded and `is_final` is false, the outcome is encoded to
+// `target`, whose length is that of the data. OnReduced(ticket) follows. Skip the reduction if
+// AgentCore::Wants(ticket) has become false.
 struct ReduceSlice {
   uint64_t ticket = 0;
   SliceBytes target;  // kSendBuffer, or kResult when `is_final`.
@@ -138,8 +137,8 @@ struct CopyInline {
   SliceBytes target;
 };
 
-// Decodes a result. OnDecoded(ticket) follows. Skip it if AgentCore::DecodeWanted(ticket) has
-// become false.
+// Decodes a result. OnDecoded(ticket) follows. Skip it if AgentCore::Wants(ticket) has become
+// false.
 struct DecodeSlice {
   uint64_t ticket = 0;
   Encoding encoding = Encoding::kPlain;

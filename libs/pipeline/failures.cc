@@ -41,7 +41,7 @@ void Failures::FailJob(const std::string& text, Effects& out) {
   parts_.timer->Clear();
   parts_.queue->Clear();
   parts_.reductions->Clear();
-  parts_.decodings->Clear();
+  parts_.reductions->ClearDecodings();
   parts_.quiesce->Forget();
   for (const std::unique_ptr<AgentTensor>& tensor : parts_.tensors->all()) {
     RefusePending(*tensor, Status::kJobFailed, text, out);

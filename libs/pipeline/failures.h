@@ -28,7 +28,6 @@ class Failures {
     StepQuiesce* quiesce;
     schedule::SliceQueue* queue;
     Reductions* reductions;
-    Decodings* decodings;
     TickTimer* timer;
   };
 

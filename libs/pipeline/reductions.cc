@@ -7,20 +7,6 @@
 
 namespace talweg::pipeline {
 
-uint64_t Decodings::Begin(const Decoding& decoding) {
-  const uint64_t ticket = next_ticket_++;
-  in_hand_.emplace(ticket, decoding);
-  return ticket;
-}
-
-std::optional<Decoding> Decodings::End(uint64_t ticket) {
-  const auto it = in_hand_.find(ticket);
-  if (it == in_hand_.end()) return std::nullopt;
-  const Decoding decoding = it->second;
-  in_hand_.erase(it);
-  return decoding;
-}
-
 uint64_t Reductions::Begin(const Reduction& reduction) {
   const uint64_t ticket = next_ticket_++;
   in_hand_.emplace(ticket, reduction);
@@ -35,6 +21,20 @@ std::optional<Reduction> Reductions::End(uint64_t ticket) {
   bytes_ -= reduction.length_bytes;
   in_hand_.erase(it);
   return reduction;
+}
+
+uint64_t Reductions::BeginDecoding(const Decoding& decoding) {
+  const uint64_t ticket = next_ticket_++;
+  decodings_.emplace(ticket, decoding);
+  return ticket;
+}
+
+std::optional<Decoding> Reductions::EndDecoding(uint64_t ticket) {
+  const auto it = decodings_.find(ticket);
+  if (it == decodings_.end()) return std::nullopt;
+  const Decoding decoding = it->second;
+  decodings_.erase(it);
+  return decoding;
 }
 
 std::vector<Reduction> Reductions::TakeReady() { return std::exchange(ready_, {}); }

@@ -34,30 +34,20 @@ struct Decoding {
   uint32_t length_bytes = 0;
 };
 
-// The results that are being decoded.
-class Decodings {
- public:
-  // Returns the ticket with which the decoder gives the slice back.
-  uint64_t Begin(const Decoding& decoding);
-  // Returns nullopt if the slice is not wanted any more.
-  std::optional<Decoding> End(uint64_t ticket);
-  bool IsWanted(uint64_t ticket) const { return in_hand_.contains(ticket); }
-  void Clear() { in_hand_.clear(); }
-
- private:
-  std::map<uint64_t, Decoding> in_hand_;  // By ticket.
-  uint64_t next_ticket_ = 1;
-};
-
-// The slices that the reducer holds, and those that it has returned and that leave with the next
-// Flush.
+// The slices that the reducer holds, those that it has returned and that leave with the next Flush,
+// and the results that are being decoded. A ticket is drawn once.
 class Reductions {
  public:
   // Returns the ticket with which the reducer gives the slice back.
   uint64_t Begin(const Reduction& reduction);
   // Returns nullopt if the slice is not wanted any more.
   std::optional<Reduction> End(uint64_t ticket);
-  bool IsWanted(uint64_t ticket) const { return in_hand_.contains(ticket); }
+  // The same for a result that is decoded.
+  uint64_t BeginDecoding(const Decoding& decoding);
+  std::optional<Decoding> EndDecoding(uint64_t ticket);
+  bool IsWanted(uint64_t ticket) const {
+    return in_hand_.contains(ticket) || decodings_.contains(ticket);
+  }
   // Bytes that the reducer holds.
   uint64_t bytes() const { return bytes_; }
 
@@ -66,7 +56,9 @@ class Reductions {
 
   // The connection to `owner` broke: forgets its slices.
   void Forget(AggregatorIndex owner);
+  // Forgets the slices that are reduced, or were.
   void Clear();
+  void ClearDecodings() { decodings_.clear(); }
 
   bool is_idle() const { return in_hand_.empty(); }
   // CHECKs that `bytes` is the sum of the slices in hand.
@@ -75,6 +67,7 @@ class Reductions {
  private:
   std::map<uint64_t, Reduction> in_hand_;  // By ticket.
   std::vector<Reduction> ready_;
+  std::map<uint64_t, Decoding> decodings_;  // By ticket.
   uint64_t next_ticket_ = 1;
   uint64_t bytes_ = 0;
 };

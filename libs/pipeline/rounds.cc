@@ -135,12 +135,13 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
 
 void Rounds::StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effects& out) {
   const ActiveRound round(tensor);
-  const uint64_t ticket = decodings_->Begin({.tensor = tensor.index,
-                                             .round = tensor.active_round(),
-                                             .slice = entry.slice,
-                                             .owner = tensor.slices[entry.slice.value()].owner,
-                                             .rank_count = entry.rank_count,
-                                             .length_bytes = entry.length_bytes});
+  const uint64_t ticket =
+      reductions_->BeginDecoding({.tensor = tensor.index,
+                                  .round = tensor.active_round(),
+                                  .slice = entry.slice,
+                                  .owner = tensor.slices[entry.slice.value()].owner,
+                                  .rank_count = entry.rank_count,
+                                  .length_bytes = entry.length_bytes});
   tensor.slice_states.Set(entry.slice.value(), SliceState::kDecoding);
   out.push_back(
       DecodeSlice{.ticket = ticket,
@@ -150,7 +151,7 @@ void Rounds::StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effec
 }
 
 void Rounds::OnDecoded(uint64_t ticket, bool is_sound, Effects& out) {
-  const std::optional<Decoding> decoded = decodings_->End(ticket);
+  const std::optional<Decoding> decoded = reductions_->EndDecoding(ticket);
   if (!decoded) return;
   AgentTensor& tensor = tensors_->At(decoded->tensor);
   const uint32_t s = decoded->slice.value();

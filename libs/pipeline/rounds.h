@@ -26,13 +26,13 @@ class Rounds {
  public:
   // All outlive this.
   Rounds(const ViewState* views, TensorTable* tensors, const OwnerLinks* links,
-         schedule::SliceQueue* queue, Decodings* decodings, StepQuiesce* quiesce,
+         schedule::SliceQueue* queue, Reductions* reductions, StepQuiesce* quiesce,
          Failures* failures, AgentCoreCounters* counters)
       : views_(views),
         tensors_(tensors),
         links_(links),
         queue_(queue),
-        decodings_(decodings),
+        reductions_(reductions),
         quiesce_(quiesce),
         failures_(failures),
         counters_(counters) {}
@@ -70,7 +70,7 @@ class Rounds {
   TensorTable* const tensors_;
   const OwnerLinks* const links_;
   schedule::SliceQueue* const queue_;
-  Decodings* const decodings_;
+  Reductions* const reductions_;
   StepQuiesce* const quiesce_;
   Failures* const failures_;
   AgentCoreCounters* const counters_;

@@ -105,7 +105,7 @@ class Agent final : private runtime::Poller, private GpuEvents {
   // GpuEvents
   void OnGradientReady(LocalRank rank, pipeline::TensorIndex tensor, Round round,
                        int32_t priority) override;
-  bool ReduceWanted(uint64_t ticket) override { return driver_->core().ReduceWanted(ticket); }
+  bool ReduceWanted(uint64_t ticket) override { return driver_->core().Wants(ticket); }
   void OnReduced(uint64_t ticket, uint64_t bytes) override {
     driver_->bytes().OnReduced(ticket, bytes);
   }

@@ -161,11 +161,10 @@ void AgentDriver::Do(pipeline::AllocateTensor& effect) {
                                  .one_place = desk_->OnePlaceOf(name)};
   if (on_device && devices_ != nullptr) wishes.nic = devices_->MakeDirect(effect);
   const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, std::move(wishes));
-  if (on_device) runner_.core().StageContributions(effect.tensor);
   if (!status.ok() && devices_ != nullptr) devices_->DropDirect(effect.tensor);
   const std::string text = status.ok() ? "" : std::string(status.message());
-  runner_.Deliver([this, tensor = effect.tensor, text](pipeline::Effects& out) {
-    runner_.core().OnTensorAllocated(tensor, text, NowNs(), out);
+  runner_.Deliver([this, tensor = effect.tensor, on_device, text](pipeline::Effects& out) {
+    runner_.core().OnTensorAllocated(tensor, on_device, text, out);
   });
 }
 

@@ -53,7 +53,7 @@ int ByteWork::WorkSome(uint64_t bytes_max) {
 }
 
 uint64_t ByteWork::Work(const pipeline::ReduceSlice& reduce) {
-  if (!parts_.runner->core().ReduceWanted(reduce.ticket)) return 0;
+  if (!parts_.runner->core().Wants(reduce.ticket)) return 0;
   const pipeline::SliceBytes& target = reduce.target;
   if (parts_.memory->Shared(target.tensor)) {
     // The ranks sum. Each does so where it wants the result.
@@ -95,12 +95,12 @@ void ByteWork::Encode(const pipeline::ReduceSlice& reduce) {
       parts_.codec->Encode(collective.encoding, plain, parts_.memory->Writable(target)));
   bytes_reduced_ += plain.size() * reduce.inputs.size();
   parts_.runner->Deliver([this, ticket = reduce.ticket, travel_bytes](pipeline::Effects& out) {
-    parts_.runner->core().OnEncoded(ticket, travel_bytes, parts_.clock->NowNs(), out);
+    parts_.runner->core().OnReduced(ticket, travel_bytes, parts_.clock->NowNs(), out);
   });
 }
 
 uint64_t ByteWork::Work(const pipeline::DecodeSlice& decode) {
-  if (!parts_.runner->core().DecodeWanted(decode.ticket)) return 0;
+  if (!parts_.runner->core().Wants(decode.ticket)) return 0;
   const bool is_sound =
       parts_.codec->Decode(decode.encoding, parts_.memory->Readable(decode.source),
                            parts_.memory->Writable(decode.target));
@@ -113,7 +113,7 @@ uint64_t ByteWork::Work(const pipeline::DecodeSlice& decode) {
 void ByteWork::OnReduced(uint64_t ticket, uint64_t bytes) {
   bytes_reduced_ += bytes;
   parts_.runner->Deliver([this, ticket](pipeline::Effects& out) {
-    parts_.runner->core().OnReduced(ticket, parts_.clock->NowNs(), out);
+    parts_.runner->core().OnReduced(ticket, std::nullopt, parts_.clock->NowNs(), out);
   });
 }
 

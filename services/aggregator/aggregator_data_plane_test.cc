@@ -498,7 +498,7 @@ TEST_CASE("AggregatorDataPlane: encoded contributions are decoded, summed and en
   EncodedPool pool;
   const auto encoded = [&](float value) {
     const std::vector<float> plain(pool.kCount, value);
-    std::vector<std::byte> out(pool.kCount * sizeof(float));
+    std::vector<std::byte> out(TravelBytesMax(Encoding::kRuns, pool.kCount * sizeof(float)));
     out.resize(encoding::Codecs().Encode(Encoding::kRuns, std::as_bytes(std::span(plain)), out));
     return out;
   };

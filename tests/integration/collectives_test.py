@@ -39,7 +39,7 @@ class CollectivesTest(unittest.TestCase):
         """Every collective, with what travels shorter or longer than the data."""
         for encoding in ("runs", "twice"):
             line = job.command(
-                "encoded.py",
+                "encoded_calls.py",
                 [encoding, "collectives.py", "[2, 1]"],
                 nodes=2,
                 ranks=(2, 1),

@@ -318,6 +318,7 @@ void AgentProcess::WatchFailure(const std::string& text) {
   static constexpr std::pair<const char*, const char*> kBlames[] = {
       {" decided to ", "the job fails: a decision contradicts what is known here"},
       {"refused a contribution", "the job fails: a contribution that a round needs was refused"},
+      {" encoding of ", "the job fails: a result is no encoding"},
       {"ranks into slice", "the job fails: two slices of sums of different ranks"},
       {"cannot be used", "the job fails: a view that cannot be used"},
       {"has another view", "the job fails: a Welcome names another view"}};

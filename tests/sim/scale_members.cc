@@ -122,7 +122,7 @@ class CoreMember final : public Participant {
         Send(*send);
       } else if (const auto* allocate = std::get_if<pipeline::AllocateTensor>(&effect)) {
         events.emplace_back([this, &more, tensor = allocate->tensor] {
-          core_.OnTensorAllocated(tensor, "", clock_->NowNs(), more);
+          core_.OnTensorAllocated(tensor, false, "", more);
         });
       } else if (const auto* reply = std::get_if<pipeline::DeclareReply>(&effect)) {
         announced_.insert(reply->tensor);

@@ -39,7 +39,7 @@ def _declare(encoding: str) -> int:
 def _step(tensors: list[int], step: int) -> int:
     """Sums all tensors once. Returns how many ranks are in the sums."""
     connection = _client.current().connection
-    given = np.zeros(_COUNT, np.int32)
+    given: np.ndarray = np.zeros(_COUNT, np.int32)
     given[step % 1000 :: 1000] = step
     result = np.empty_like(given)
     rounds = [connection.push_parts(tensor, given.ctypes.data, None) for tensor in tensors]

@@ -98,7 +98,7 @@ struct Sum {
   Op op = Op::kUnspecified;  // Never kCopy: see CopyResult.
   Encoding encoding = Encoding::kPlain;
   uint64_t offset_bytes = 0;  // In the slots, and in the result.
-  uint32_t length_bytes = 0;  // Of the data. May be 0; a multiple of the dtype's size.
+  uint32_t length_bytes = 0;  // The data's. May be 0; a multiple of the dtype's size.
   std::vector<SumInput> inputs;
   uint32_t rank_count_total = 0;
   AllocationId result;

@@ -28,7 +28,7 @@ struct PendingSum {
   Op op = Op::kUnspecified;  // kCopy: a copy.
   Encoding encoding = Encoding::kPlain;
   size_t offset_bytes = 0;
-  size_t length_bytes = 0;           // Of the data; of a copy, how many bytes there are.
+  size_t length_bytes = 0;           // The data's; a copy's bytes that travel.
   std::vector<size_t> travel_bytes;  // By input: how many bytes it takes.
   std::vector<SlotMemory> inputs;    // Not valid if the tensor is empty.
   std::vector<float> rank_counts;

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs another program with every tensor of its collectives encoded.
 
-The line is `encoded_calls.py ENCODING PROGRAM ARGUMENTS`. Python's calls name no encoding. So this sets the field of talweg_collective for each of them.
+The line is `encoded_calls.py ENCODING PROGRAM ARGUMENTS`. Python's calls name no encoding. So this
+sets the field of talweg_collective for each of them.
 """
 
 from __future__ import annotations

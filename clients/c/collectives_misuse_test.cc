@@ -150,6 +150,14 @@ TEST_CASE("A declaration that makes no collective is refused with the reason") {
     c.dtype = static_cast<talweg_dtype>(257);
     text = "dtype 257";
   }
+  SECTION("There is no such encoding") {
+    c.encoding = static_cast<talweg_encoding>(3);
+    text = "there is no encoding 3";
+  }
+  SECTION("The encoding is out of range") {
+    c.encoding = static_cast<talweg_encoding>(257);
+    text = "encoding 257";
+  }
   SECTION("The struct is older") {
     c.struct_bytes = 0;
     text = "struct_bytes is not set";
@@ -192,6 +200,11 @@ TEST_CASE("A declaration that makes no collective is refused with the reason") {
   talweg_collective other = good;
   other.gets = TALWEG_SHARE_WHOLE;
   CHECK(declare(other) == TALWEG_MISMATCH);
+  other = good;
+  other.encoding = TALWEG_RUNS;
+  CHECK(declare(other) == TALWEG_MISMATCH);
+  other.struct_bytes = offsetof(talweg_collective, reserved);  // A version before 1.6 ends there.
+  CHECK(declare(other) == TALWEG_OK);
   other = good;
   other.rank_count = 2;
   other.ranks = ranks.data();

@@ -168,6 +168,10 @@ TEST_CASE("A client refuses what an older agent does not know, names its version
   collective.element_count = 0;
   CHECK(declare() == TALWEG_UNSUPPORTED);
   collective.element_count = 4;
+  collective.encoding = TALWEG_TWICE;
+  CHECK(declare() == TALWEG_UNSUPPORTED);
+  CHECK_THAT(talweg_last_error(), Contains("encodings from 1.11 on"));
+  collective.encoding = TALWEG_PLAIN;
   const uint32_t self = 0;  // The group is all ranks of the job.
   collective.ranks = &self;
   collective.rank_count = 1;

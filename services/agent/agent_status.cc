@@ -60,8 +60,8 @@ v1::OpenRound MakeOpenRound(const pipeline::AgentCore& member, const pipeline::A
                       [&](SliceState state) { return ((state == states) || ...); }));
   };
   round.set_slice_count(static_cast<uint32_t>(tensor.slices.size()));
-  round.set_slices_sent(count(SliceState::kSent, SliceState::kDone));
-  round.set_slices_received(tensor.slice_states.done_count());
+  round.set_slices_sent(count(SliceState::kSent, SliceState::kDecoding, SliceState::kDone));
+  round.set_slices_received(count(SliceState::kDecoding, SliceState::kDone));
   if (!tensor.contributed && !tensor.finish) {
     round.set_waits_for(v1::WAITS_FOR_LOCAL_RANKS);
     for (const LocalRank rank : tensor.MissingRanks()) round.add_local_ranks(rank.value());

@@ -13,6 +13,11 @@ namespace {
 using Bytes = std::span<const std::byte>;
 using Room = std::span<std::byte>;
 
+// Slices have up to 1 GiB, and frames say how many bytes travel in 32 bits.
+static_assert(std::all_of(kEncodings.begin(), kEncodings.end(), [](const EncodingRow& row) {
+  return row.line_bytes_max < 4 * kCacheLineBytes;
+}));
+
 constexpr size_t kWordBytes = sizeof(uint32_t);
 constexpr uint32_t kRepeats = uint32_t{1} << 31;
 constexpr uint32_t kCountMax = kRepeats - 1;

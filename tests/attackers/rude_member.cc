@@ -161,7 +161,8 @@ class Greedy final : public Rude {
                          .round = round,
                          .slice = SliceIndex{slice},
                          .rank_count = 1,
-                         .length_bytes = cut_[slice].length_bytes});
+                         .length_bytes = cut_[slice].length_bytes,
+                         .travel_bytes = cut_[slice].length_bytes});
     }
     Say(wire::FrameType::kContribute, entries);
   }
@@ -203,6 +204,7 @@ class RefusedFlood final : public Flood {
             .round = Round{1},
             .rank_count = 1,
             .length_bytes = static_cast<uint32_t>(bytes_.size()),
+            .travel_bytes = static_cast<uint32_t>(bytes_.size()),
             .form = wire::Form::kInline,
             .bytes = bytes_});
     Say(wire::FrameType::kContribute, entries);

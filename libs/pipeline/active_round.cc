@@ -53,7 +53,7 @@ uint32_t ActiveRound::CostOf(SliceIndex slice) const {
   const wire::Form form = FormOf(slice, 0);
   if (!wire::CarriesData(form)) return 0;
   const uint32_t length_bytes = GivenLength(slice);
-  if (!tensor_.travels_encoded()) return wire::CreditCost(form, length_bytes);
+  if (!tensor_.travels_encoded() || IsPrivate(slice)) return wire::CreditCost(form, length_bytes);
   return wire::CreditCost(
       form, static_cast<uint32_t>(tensor_.spec.collective.travel_bytes_max(length_bytes)));
 }

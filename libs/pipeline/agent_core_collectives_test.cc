@@ -550,5 +550,19 @@ TEST_CASE("AgentCore: what is encoded is written to its place among what is enco
   }
 }
 
+TEST_CASE("AgentCore: a node that is the whole job encodes nothing", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(3, {1}, 0));
+  TensorSpec spec = SpecOf("all_reduce", 16, {});
+  spec.collective.encoding = Encoding::kTwice;
+  f.Open(spec);
+  f.Push(0, 0, 1);
+  const auto reduces = f.Of<ReduceSlice>(f.Flush());
+  REQUIRE(reduces.size() == 1);
+  CHECK(reduces[0].is_final);
+  CHECK(f.Of<CompleteRound>(f.Reduced(reduces[0].ticket)).size() == 1);
+  CHECK(f.member.queue().InFlightBytes(AggregatorIndex{0}) == 0);
+}
+
 }  // namespace
 }  // namespace talweg::pipeline

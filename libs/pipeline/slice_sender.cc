@@ -101,14 +101,13 @@ void SliceSender::StartReduction(AgentTensor& tensor, SliceIndex slice, Effects&
   const bool is_final = round.IsPrivate(slice);
   const bool is_charged = !is_final || tensor.travel == Travel::kNone;
   const uint32_t length_bytes = round.GivenLength(slice);
-  const uint32_t cost_bytes = is_final ? length_bytes : round.CostOf(slice);
   const Memory target = is_final ? Memory::kResult : Memory::kSendBuffer;
   const uint64_t ticket = reductions_->Begin({.tensor = tensor.index,
                                               .round = tensor.active_round(),
                                               .slice = slice,
                                               .owner = tensor.slices[slice.value()].owner,
                                               .length_bytes = length_bytes,
-                                              .cost_bytes = is_charged ? cost_bytes : 0,
+                                              .cost_bytes = is_charged ? round.CostOf(slice) : 0,
                                               .is_final = is_final});
   tensor.slice_states.Set(slice.value(), SliceState::kReducing);
   out.push_back(ReduceSlice{.ticket = ticket,

@@ -30,6 +30,16 @@ uint32_t WordAt(Bytes bytes, size_t word) {
   return value;
 }
 
+size_t CopyTo(Bytes from, Room to) {
+  std::copy(from.begin(), from.end(), to.begin());
+  return from.size();
+}
+
+// Whether `from` is as long as `to`; then it is copied.
+bool CopiedWhole(Bytes from, Room to) {
+  return from.size() == to.size() && CopyTo(from, to) == to.size();
+}
+
 // Writes records until there is no more room.
 class RecordWriter {
  public:
@@ -87,8 +97,7 @@ size_t EncodeRuns(Bytes plain, Room out) {
   writer.Words(plain.subspan(words_from * kWordBytes, (count - words_from) * kWordBytes));
   writer.PutBytes(plain.subspan(count * kWordBytes));
   if (writer.fits() && writer.used() < plain.size()) return writer.used();
-  std::copy(plain.begin(), plain.end(), out.begin());
-  return plain.size();
+  return CopyTo(plain, out);
 }
 
 // Takes the first `count` bytes of `bytes` off; nullptr if it has fewer.
@@ -100,10 +109,7 @@ const std::byte* Take(Bytes& bytes, size_t count) {
 }
 
 bool DecodeRuns(Bytes encoded, Room plain) {
-  if (encoded.size() == plain.size()) {
-    std::copy(encoded.begin(), encoded.end(), plain.begin());
-    return true;
-  }
+  if (CopiedWhole(encoded, plain)) return true;
   const size_t count = plain.size() / kWordBytes;
   for (size_t at = 0; at < count;) {
     uint32_t header = 0;
@@ -125,14 +131,11 @@ bool DecodeRuns(Bytes encoded, Room plain) {
     }
     at += words;
   }
-  const Room rest = plain.subspan(count * kWordBytes);
-  if (encoded.size() != rest.size()) return false;
-  std::copy(encoded.begin(), encoded.end(), rest.begin());
-  return true;
+  return CopiedWhole(encoded, plain.subspan(count * kWordBytes));
 }
 
 size_t EncodeTwice(Bytes plain, Room out) {
-  std::copy(plain.begin(), plain.end(), out.begin());
+  CopyTo(plain, out);
   std::transform(plain.begin(), plain.end(), out.begin() + static_cast<ptrdiff_t>(plain.size()),
                  [](std::byte byte) { return ~byte; });
   return 2 * plain.size();
@@ -157,8 +160,7 @@ class ByteCodec final : public Codec {
       case Encoding::kTwice: return EncodeTwice(plain, out);
       case Encoding::kPlain: break;
     }
-    std::copy(plain.begin(), plain.end(), out.begin());
-    return plain.size();
+    return CopyTo(plain, out);
   }
 
   bool Decode(Encoding encoding, Bytes encoded, Room plain) const override {
@@ -167,9 +169,7 @@ class ByteCodec final : public Codec {
       case Encoding::kTwice: return DecodeTwice(encoded, plain);
       case Encoding::kPlain: break;
     }
-    if (encoded.size() != plain.size()) return false;
-    std::copy(encoded.begin(), encoded.end(), plain.begin());
-    return true;
+    return CopiedWhole(encoded, plain);
   }
 };
 

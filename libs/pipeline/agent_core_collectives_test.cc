@@ -504,6 +504,13 @@ TEST_CASE("AgentCore: an encoded result is visible when it is decoded", "[pipeli
     CHECK_THAT(f.Of<FailJob>(failed)[0].text,
                Catch::Contains("tensor 't'") && Catch::Contains("no twice encoding of 64 bytes"));
   }
+  SECTION("It is no encoding, and a new view's fences are not passed: the same") {
+    const std::string owner = f.member.views().present()->aggregators[0].name;
+    f.OnView(MakeView(4, {1, 1}, 1));
+    const Effects failed = f.Decoded(decode.ticket, false);
+    REQUIRE(f.Of<FailJob>(failed).size() == 1);
+    CHECK_THAT(f.Of<FailJob>(failed)[0].text, Catch::Contains("aggregator '" + owner + "' sent"));
+  }
   SECTION("The same result again is not decoded again") { CHECK(f.Result(entry, 120).empty()); }
   SECTION("The connection breaks meanwhile: the slice is not sent again, and the round ends") {
     f.Broken(f.tensor().slices[0].owner.value());

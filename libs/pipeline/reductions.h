@@ -29,7 +29,6 @@ struct Decoding {
   TensorIndex tensor;
   Round round;
   SliceIndex slice;
-  AggregatorIndex owner;
   uint32_t rank_count = 0;
   uint32_t length_bytes = 0;
 };

@@ -135,13 +135,11 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
 
 void Rounds::StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effects& out) {
   const ActiveRound round(tensor);
-  const uint64_t ticket =
-      reductions_->BeginDecoding({.tensor = tensor.index,
-                                  .round = tensor.active_round(),
-                                  .slice = entry.slice,
-                                  .owner = tensor.slices[entry.slice.value()].owner,
-                                  .rank_count = entry.rank_count,
-                                  .length_bytes = entry.length_bytes});
+  const uint64_t ticket = reductions_->BeginDecoding({.tensor = tensor.index,
+                                                      .round = tensor.active_round(),
+                                                      .slice = entry.slice,
+                                                      .rank_count = entry.rank_count,
+                                                      .length_bytes = entry.length_bytes});
   tensor.slice_states.Set(entry.slice.value(), SliceState::kDecoding);
   out.push_back(
       DecodeSlice{.ticket = ticket,
@@ -162,9 +160,12 @@ void Rounds::OnDecoded(uint64_t ticket, bool is_sound, Effects& out) {
   if (is_sound) {
     return SliceDone(tensor, decoded->slice, decoded->rank_count, decoded->length_bytes, out);
   }
-  failures_->ReportAndFail("aggregator '" + links_->NameOf(decoded->owner) +
-                               "' sent a result of slice " + std::to_string(s) + " of tensor '" +
-                               tensor.spec.name + "' that is no " +
+  // The slice is cut as in the present view, also while a newer one is fenced.
+  const view::ViewAggregator& owner =
+      views_->present()->aggregators[tensor.slices[s].owner.value()];
+  failures_->ReportAndFail("aggregator '" + owner.name + "' sent a result of slice " +
+                               std::to_string(s) + " of tensor '" + tensor.spec.name +
+                               "' that is no " +
                                std::string(EncodingName(tensor.spec.collective.encoding)) +
                                " encoding of " + std::to_string(decoded->length_bytes) + " bytes",
                            out);

@@ -13,8 +13,6 @@ import numpy as np
 import talweg
 from talweg import _client
 from talweg._declaration import DType, Op
-from talweg._library import native
-from talweg._library.native_structures import Collective
 
 _ENCODINGS = {"plain": 0, "runs": 1, "twice": 2}
 _COUNT = 300_000
@@ -22,17 +20,15 @@ _WHOLE = 1
 
 
 def _declare(encoding: str) -> int:
-    class Encoded(Collective):
-        """A talweg_collective of that encoding."""
-
-        def __init__(self, *fields: object) -> None:
-            super().__init__(*fields)
-            self.encoding = _ENCODINGS[encoding]
-
-    native.Collective = Encoded  # type: ignore[misc]
-    connection = _client.current().connection
-    return int(
-        connection.declare_collective(encoding, DType.I32, Op.SUM, (_WHOLE, _WHOLE), 0, (), _COUNT)
+    return _client.current().connection.declare_collective(
+        encoding,
+        DType.I32,
+        Op.SUM,
+        (_WHOLE, _WHOLE),
+        0,
+        (),
+        _COUNT,
+        encoding=_ENCODINGS[encoding],
     )
 
 

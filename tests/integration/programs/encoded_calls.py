@@ -2,36 +2,27 @@
 """Runs another program with every tensor of its collectives encoded.
 
 The line is `encoded_calls.py ENCODING PROGRAM ARGUMENTS`. Python's calls name no encoding. So this
-sets the field of talweg_collective for each of them.
+names it for each of them.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
+from functools import partialmethod
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from talweg._library import native
-from talweg._library.native_structures import Collective
+from talweg._library.native import Connection
 
 _ENCODINGS = {"plain": 0, "runs": 1, "twice": 2}
 
 
 def main() -> None:
-    encoding = _ENCODINGS[sys.argv[1]]
-
-    class Encoded(Collective):
-        """A talweg_collective of that encoding."""
-
-        def __init__(self, *fields: Any) -> None:
-            super().__init__(*fields)
-            self.encoding = encoding
-
+    declare = partialmethod(Connection.declare_collective, encoding=_ENCODINGS[sys.argv[1]])
     program = Path(__file__).with_name(sys.argv[2])
     sys.argv = [str(program), *sys.argv[3:]]
-    with mock.patch.object(native, "Collective", Encoded):
+    with mock.patch.object(Connection, "declare_collective", declare):
         runpy.run_path(str(program), run_name="__main__")
 
 

@@ -108,6 +108,7 @@ class LocalConnection(native.Connection):
         element_count: int,
         priority: int = 0,
         side: bool = False,
+        encoding: int = 0,
     ) -> int:
         self.check_health()
         return self._declare_one(name, dtype, op, root_rank, element_count, priority)

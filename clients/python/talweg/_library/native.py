@@ -114,10 +114,7 @@ _PROTOTYPES = {
         ctypes.c_int,
         [_client_p, _u32, ctypes.c_void_p, ctypes.c_void_p, _u64, _i32, _i64, ctypes.POINTER(_u64)],
     ),
-    "talweg_wait_parts": (
-        ctypes.c_int,
-        [_client_p, _u32, _u64, ctypes.c_void_p, _u64, _i64],
-    ),
+    "talweg_wait_parts": (ctypes.c_int, [_client_p, _u32, _u64, ctypes.c_void_p, _u64, _i64]),
     "talweg_scale": (
         ctypes.c_int,
         [ctypes.c_int, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p, _u64],
@@ -384,6 +381,7 @@ class Connection(ExchangeCalls, GpuCalls):
         element_count: int,
         priority: int = 0,
         side: bool = False,
+        encoding: int = 0,
     ) -> int:
         """`shares`: what each rank gives and gets. `ranks`: the group; empty for all ranks."""
         if not side:
@@ -398,6 +396,8 @@ class Connection(ExchangeCalls, GpuCalls):
             (_u32 * len(ranks))(*ranks),
             within("count", element_count, 0, 2**64 - 1),
             side,
+            0,
+            encoding,
         )
         if not side and (ranks or shares != (_WHOLE, _WHOLE)):
             name += self.view_suffix

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests collectives and process sets that lose a member: programs/lost_member.py."""
+"""Tests collectives and process sets that lose members: programs/lost_member.py, gather_on.py."""
 
 from __future__ import annotations
 
+import random
+import secrets
 import subprocess
 import sys
 import unittest
@@ -17,22 +19,42 @@ class LostMembersTest(unittest.TestCase):
         # After the loss of node 0 all other ranks have other numbers.
         for victim in (0, _NODES - 1):
             with self.subTest(victim=victim):
-                done = subprocess.run(
-                    [
-                        str(TOOL),
-                        "run",
-                        f"--nodes={_NODES}",
-                        "--loss-policy=continue",
-                        "--",
-                        *[sys.executable, "-P", str(PROGRAMS / "lost_member.py"), str(victim)],
-                    ],
-                    capture_output=True,
-                    text=True,
-                    timeout=DEADLINE_S,
-                    check=False,
+                self._run("lost_member.py", [str(victim)], _NODES - 1)
+
+    def test_gathers_go_on_in_the_middle_of_losses(self) -> None:
+        for _ in range(3):
+            seed = secrets.randbelow(1 << 32)
+            with self.subTest(seed=seed):
+                randomly = random.Random(seed)
+                first, second = randomly.sample(range(_NODES), 2)
+                how = randomly.choice(("", ":between"))
+                dies = (
+                    f"{first}:{randomly.randint(2, 8)}",
+                    f"{second}:{randomly.randint(2, 14)}{how}",
                 )
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                self.assertEqual(done.stdout.count("has ended well"), _NODES - 1, done.stderr)
+                self._run("gather_on.py", [str(seed), *dies], _NODES - 2)
+
+    def test_a_gather_leaves_out_the_rows_of_a_rank_that_is_lost_between_its_rounds(self) -> None:
+        self._run("gather_on.py", ["1", "1:2", "2:9:between"], _NODES - 2)
+
+    def _run(self, program: str, arguments: list[str], ended: int) -> None:
+        """Runs a job whose ranks run `program`. `ended` of them end well."""
+        done = subprocess.run(
+            [
+                str(TOOL),
+                "run",
+                f"--nodes={_NODES}",
+                "--loss-policy=continue",
+                "--",
+                *[sys.executable, "-P", str(PROGRAMS / program), *arguments],
+            ],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("has ended well"), ended, done.stderr)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ def _same(result: Any, wanted: Any) -> bool:
 
 def test_names_are_there(module: Any, make: _Make) -> None:
     """Each call has a grouped form, and each of these a form that does not block."""
-    calls = ["push_pull", "broadcast", "all_gather", "all_gather_into", "reduce_scatter"]
-    for call in [*calls, "all_to_all", "gather", "scatter", "reduce"]:
+    calls = ["push_pull", "broadcast", "all_gather", "all_gather_into", "all_gather_survivors"]
+    for call in [*calls, "reduce_scatter", "all_to_all", "gather", "scatter", "reduce"]:
         for name in (call, f"{call}_async", f"grouped_{call}", f"grouped_{call}_async"):
             assert name in module.__all__ and callable(getattr(module, name)), name
     for name in ("grouped_push_pull_inplace", "grouped_push_pull_async_inplace"):
@@ -49,6 +49,10 @@ def test_groups(module: Any, make: _Make) -> None:
             gathered = module.grouped_gather([make(each) for each in mine], root, name)
             for result, wanted in zip(gathered, every):
                 assert result is None if rank != root else _same(result, wanted)
+            handle = module.grouped_all_gather_survivors_async([make(each) for each in mine], name)
+            for (result, ranks), wanted in zip(module.synchronize(handle), every):
+                assert _same(result, wanted) and type(result) is type(make(wanted))
+                assert ranks == tuple(range(size)), ranks
             given = [make(each) if rank == root else None for each in every]
             for result, wanted in zip(module.grouped_scatter(given, root, name=name), every):
                 assert _same(result, np.array_split(wanted, size)[rank])

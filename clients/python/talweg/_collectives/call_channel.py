@@ -49,6 +49,8 @@ class CallChannel(Channel):
         self._one_rounds: dict[bytes, OneRound] = {}  # Keyed by the words.
         self.slots: Slots | None = None  # For tensors that are reduced again and again.
         self.sites = Sites()
+        # Whether a call has ended because a rank is lost. All ranks that are left know it alike.
+        self.has_lost_a_rank = False
 
     def text_of(self, call: str) -> str:
         """Returns how error texts name a call of the channel: "all_gather 'rows'"."""

@@ -13,6 +13,7 @@ from talweg._collectives import collectives
 from talweg._collectives.collectives import Given, Kind, Rows, split_evenly
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.reduction_calls import Reductions
+from talweg._collectives.survivors_gather import Gathered
 from talweg._library.native_arguments import whole_numbers
 from talweg.errors import InvalidArgument
 
@@ -167,6 +168,61 @@ class Collectives(Reductions):
         """Starts all_gather_into(). Do not read or write `output` before synchronize()."""
         of = (name, process_set, priority)
         return self._all_gather_into(True, [output], [tensor], False, *of)
+
+    def _all_gather_survivors(
+        self,
+        is_async: bool,
+        tensors: Iterable[Any],
+        many: bool,
+        name: str | None,
+        process_set: ProcessSet | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Any:
+        client, kind = _client.current(), collectives.ALL_GATHER_SURVIVORS
+        group = Group(client, process_set, kind.name)
+        every = listed(tensors, f"grouped_{kind.name}")
+        calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in every]
+
+        def shape(results: list[Gathered]) -> Any:
+            placed = [
+                found._replace(rows=self._framework.given_back(found.rows, like))
+                for found, like in zip(results, every)
+            ]
+            return placed if many else placed[0]
+
+        return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
+
+    def all_gather_survivors(
+        self,
+        tensor: Any,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Gathered:
+        """Runs all_gather() of the ranks that are left, if some are lost.
+
+        Returns (rows, ranks): the tensors joined along the first dimension, and the numbers of the
+        ranks that they come from, in this order. Both are the same at all ranks that are left.
+        """
+        of = (name, process_set, priority, timeout_s)
+        found: Gathered = self._all_gather_survivors(False, [tensor], False, *of)
+        return found
+
+    def all_gather_survivors_async(
+        self,
+        tensor: Any,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        *,
+        priority: int = 0,
+    ) -> Handle:
+        """Starts all_gather_survivors(). Returns its handle; the tensor may be changed at once."""
+        of = (name, process_set, priority)
+        handle: Handle = self._all_gather_survivors(True, [tensor], False, *of)
+        return handle
 
     # ----- all_to_all -----
 

@@ -34,13 +34,15 @@ from typing import Any
 from talweg._call_site import call_site
 from talweg._client import Client, Handle
 from talweg._client.left_rounds import finish_call
+from talweg._collectives import one_call, survivors_gather
 from talweg._collectives.call_channel import CallChannel, channel_of
 from talweg._collectives.call_data import lane_of_given
-from talweg._collectives.channels import Job
+from talweg._collectives.channels import Job, Steps
 from talweg._collectives.kinds import (
     ALL_GATHER,
     ALL_GATHER_INTO,
     ALL_GATHER_OF_SOME,
+    ALL_GATHER_SURVIVORS,
     ALL_REDUCE,
     ALL_TO_ALL,
     BARRIER,
@@ -55,7 +57,6 @@ from talweg._collectives.kinds import (
     Rows,
     split_evenly,
 )
-from talweg._collectives.one_call import steps
 from talweg._collectives.process_sets import Group
 from talweg._library import native, native_arguments
 from talweg.errors import TalwegError, Timeout
@@ -64,7 +65,13 @@ from talweg.errors import TalwegError, Timeout
 def job_of(channel: CallChannel, calls: Sequence[Given], priority: int) -> Job:
     """Returns the job of calls that have one handle."""
     ready = partial(can_begin, channel, calls[0]) if calls else lambda: True
-    return Job(channel, [partial(steps, channel, given, priority) for given in calls], ready)
+
+    def begin(given: Given) -> Steps:
+        goes_on = given.kind is ALL_GATHER_SURVIVORS
+        steps = survivors_gather.steps if goes_on else one_call.steps
+        return steps(channel, given, priority)
+
+    return Job(channel, [partial(begin, given) for given in calls], ready)
 
 
 def can_begin(channel: CallChannel, given: Given) -> bool:
@@ -167,6 +174,7 @@ __all__ = [
     "ALL_GATHER",
     "ALL_GATHER_INTO",
     "ALL_GATHER_OF_SOME",
+    "ALL_GATHER_SURVIVORS",
     "ALL_REDUCE",
     "ALL_TO_ALL",
     "BARRIER",

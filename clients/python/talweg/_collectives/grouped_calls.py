@@ -9,6 +9,7 @@ from typing import Any
 from talweg._client import Handle
 from talweg._collectives.calls import Collectives
 from talweg._collectives.pair_calls import PairCalls
+from talweg._collectives.survivors_gather import Gathered
 from talweg._declaration import Op
 
 
@@ -35,6 +36,23 @@ class GroupedCalls(Collectives, PairCalls):
     ) -> Handle:
         """Starts grouped_all_gather_into(). Returns one handle for all tensors."""
         handle: Handle = self._all_gather_into(True, outputs, tensors, True, name, **options)
+        return handle
+
+    def grouped_all_gather_survivors(
+        self, tensors: Iterable[Any], name: str | None = None, **options: Any
+    ) -> list[Gathered]:
+        """Runs all_gather_survivors() of many tensors; returns a list of results.
+
+        A rank that is lost in the middle may be in the first results and not in the others.
+        """
+        found: list[Gathered] = self._all_gather_survivors(False, tensors, True, name, **options)
+        return found
+
+    def grouped_all_gather_survivors_async(
+        self, tensors: Iterable[Any], name: str | None = None, **options: Any
+    ) -> Handle:
+        """Starts grouped_all_gather_survivors(). Returns one handle for all tensors."""
+        handle: Handle = self._all_gather_survivors(True, tensors, True, name, **options)
         return handle
 
     def grouped_gather(

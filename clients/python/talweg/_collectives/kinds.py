@@ -60,6 +60,8 @@ BROADCAST = Kind("broadcast", 10, ROOT, WHOLE)
 BARRIER = Kind("barrier", 11, OWN, WHOLE, equal=True)
 # An all_gather that goes on without joined ranks: they give no rows.
 ALL_GATHER_OF_SOME = Kind("all_gather", 12, OWN, WHOLE)
+# An all_gather that goes on without lost ranks (survivors_gather.py).
+ALL_GATHER_SURVIVORS = Kind("all_gather_survivors", 14, OWN, WHOLE)
 # What a joined rank says (joining.py): it makes no call.
 JOINED = Kind("join", 13, ROOT, WHOLE)
 KINDS = {
@@ -77,6 +79,7 @@ KINDS = {
         BROADCAST,
         BARRIER,
         ALL_GATHER_OF_SOME,
+        ALL_GATHER_SURVIVORS,
         JOINED,
     )
 }

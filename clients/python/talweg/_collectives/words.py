@@ -137,6 +137,20 @@ def read_rows(said: memoryview, at: int) -> Rows:
     return _rows_of(dimensions, dims, dtype, row_bytes)
 
 
+def read_header(view: memoryview, at: int) -> Said | None:
+    """Returns what a header() tells. None: a rank has written nothing there."""
+    number, op, dimensions, wire, root_rank, row_bytes, dtype, *dims = HEADER.unpack_from(view, at)
+    if number == 0:
+        return None
+    more, number = divmod(number, _MORE)
+    kind = KINDS[number]
+    rows = None
+    if dimensions != _ANY_TENSOR:
+        rows = _rows_of(dimensions, dims, dtype, row_bytes)
+    alike = bytes(view[at : at + _ALIKE_BYTES + (8 if kind.equal else 0)])
+    return Said(kind, alike, dims[-1], rows, [dims[-1]], 0, False, op, root_rank, wire, more)
+
+
 def read(
     said: np.ndarray,
     group: Group,
@@ -148,38 +162,28 @@ def read(
     at, every = 0, []
     view = memoryview(said.data)
     for place in range(group.size):
-        number, op, dimensions, wire, root_rank, row_bytes, dtype, *dims = HEADER.unpack_from(
-            view, at
-        )
-        more, number = divmod(number, _MORE)
-        kind = KINDS[number]
-        rows = None
-        if dimensions != _ANY_TENSOR:
-            rows = _rows_of(dimensions, dims, dtype, row_bytes)
-        alike = bytes(view[at : at + _ALIKE_BYTES + (8 if kind.equal else 0)])
-        root = group.ranks.index(root_rank) if root_rank in group.ranks else -1
+        each = read_header(view, at)
+        assert each is not None
+        kind, row_bytes = each.kind, each.rows.row_bytes if each.rows is not None else 0
+        root = group.ranks.index(each.root_rank) if each.root_rank in group.ranks else -1
         parts = kind.parts_given(place, root, group.size)
         at += HEADER.size
-        part_rows = struct.unpack_from(f"<{parts}q", view, at)
+        each.part_rows = struct.unpack_from(f"<{parts}q", view, at)
         at += 8 * parts
         slot = NO_SLOT
         if kind is ALL_REDUCE:
             (slot,) = _SLOT.unpack_from(view, at)
             at += _SLOT.size
-        nbytes = sum(part_rows) * row_bytes
-        inline = nbytes <= INLINE_BYTES and (inlines_reductions or not kind.reduces)
-        lane = None
-        if kind.reduces and not inline:
-            largest = max(part_rows) * row_bytes
-            of = (kind, DType(wire), Op(op), root_rank, largest, group.size, in_one)
-            lane = lane_of(*of, slot, turn)
-        every.append(
-            Said(
-                kind, alike, dims[-1], rows, part_rows, at, inline, op, root_rank, wire, more, lane
-            )
-        )
-        if inline:
+        each.data_at = at
+        nbytes = sum(each.part_rows) * row_bytes
+        each.inline = nbytes <= INLINE_BYTES and (inlines_reductions or not kind.reduces)
+        if each.inline:
             at += nbytes
+        elif kind.reduces:
+            largest = max(each.part_rows) * row_bytes
+            of = (kind, DType(each.dtype), Op(each.op), each.root_rank, largest, group.size)
+            each.lane = lane_of(*of, in_one, slot, turn)
+        every.append(each)
     return every
 
 

@@ -74,6 +74,8 @@ all_gather = _calls.all_gather
 all_gather_async = _calls.all_gather_async
 all_gather_into = _calls.all_gather_into
 all_gather_into_async = _calls.all_gather_into_async
+all_gather_survivors = _calls.all_gather_survivors
+all_gather_survivors_async = _calls.all_gather_survivors_async
 all_to_all = _calls.all_to_all
 all_to_all_async = _calls.all_to_all_async
 gather = _calls.gather
@@ -82,6 +84,8 @@ grouped_all_gather = _calls.grouped_all_gather
 grouped_all_gather_async = _calls.grouped_all_gather_async
 grouped_all_gather_into = _calls.grouped_all_gather_into
 grouped_all_gather_into_async = _calls.grouped_all_gather_into_async
+grouped_all_gather_survivors = _calls.grouped_all_gather_survivors
+grouped_all_gather_survivors_async = _calls.grouped_all_gather_survivors_async
 grouped_all_to_all = _calls.grouped_all_to_all
 grouped_all_to_all_async = _calls.grouped_all_to_all_async
 grouped_gather = _calls.grouped_gather
@@ -116,6 +120,8 @@ __all__ = [
     "all_gather_into",
     "all_gather_into_async",
     "all_gather_object",
+    "all_gather_survivors",
+    "all_gather_survivors_async",
     "all_to_all",
     "all_to_all_async",
     "barrier",
@@ -134,6 +140,8 @@ __all__ = [
     "grouped_all_gather_async",
     "grouped_all_gather_into",
     "grouped_all_gather_into_async",
+    "grouped_all_gather_survivors",
+    "grouped_all_gather_survivors_async",
     "grouped_all_to_all",
     "grouped_all_to_all_async",
     "grouped_broadcast",

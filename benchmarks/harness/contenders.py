@@ -19,6 +19,8 @@ TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
 TALWEG_IN_PLACE = "Talweg, own buffers"
 # The same with NumPy arrays (talweg.declare_in_place).
 TALWEG_NUMPY = "Talweg, NumPy in place"
+# Processes that only make the copies and sums of TALWEG, and wait for each other.
+COPIES = "the same copies"
 # The same as TALWEG_IN_PLACE, over Talweg's own TCP (--data_transport=tcp) instead of libfabric.
 TALWEG_TCP = "Talweg, own TCP"
 # The same as TALWEG_IN_PLACE, with the programs of --beside.
@@ -147,10 +149,12 @@ def python_ranks(
 ) -> Contender:
     """Returns a contender that is one shell in one network.
 
-    The shell starts `line RANK SIZE STORE` for all ranks, and ends with the last of them.
+    The shell starts `line RANK SIZE STORE` for all ranks, and ends with the last of them. STORE is
+    a path in shared memory.
     """
     script = (
-        "directory=$(mktemp -d) || exit 1; trap 'rm -rf \"$directory\"' EXIT; count=$1; shift; "
+        f"directory=$(mktemp -d -p '{shared_memory()}') || exit 1; "
+        "trap 'rm -rf \"$directory\"' EXIT; count=$1; shift; "
         'for rank in $(seq 0 $((count - 1))); do "$@" "$rank" "$count" "$directory/store" & done; wait'
     )
     shell = (*network, "bash", "-c", script, "bash", str(ranks), python, *line)
@@ -160,6 +164,10 @@ def python_ranks(
 
 def gloo(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
     return python_ranks(GLOO, ranks, network, [str(programs.peers / "gloo_allreduce.py")], {})
+
+
+def copying_ranks(programs: Programs, ranks: int) -> Contender:
+    return python_ranks(COPIES, ranks, (), [], {}, str(programs.baselines / "copying_ranks"))
 
 
 def memory_limit(programs: Programs, ranks: int) -> Contender:

@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import unittest
 from collections.abc import Sequence
 
 import job
 
+_FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
+# How many calls have changing shapes, in memory that stays flat.
+_CALLS = "1000000" if _FULL else "2000"
 
-def _run(nodes: Sequence[int], *arguments: str, aggregators: int | None = None) -> None:
+
+def _run(
+    nodes: Sequence[int],
+    *arguments: str,
+    aggregators: int | None = None,
+    timeout_s: float = job.TIMEOUT_S,
+) -> None:
     line = job.command(
         "collectives.py",
         [json.dumps(list(nodes)), *arguments],
@@ -19,12 +29,12 @@ def _run(nodes: Sequence[int], *arguments: str, aggregators: int | None = None) 
         ranks=nodes,
         aggregators=aggregators,
     )
-    job.run(line)
+    job.run(line, timeout_s=timeout_s)
 
 
 class CollectivesTest(unittest.TestCase):
     def test_one_node(self) -> None:
-        _run([2], "2000")  # The calls have changing shapes.
+        _run([2], _CALLS, timeout_s=3600.0 if _FULL else job.TIMEOUT_S)
 
     def test_one_node_of_four(self) -> None:
         _run([4])

@@ -49,20 +49,20 @@ def check_small_calls_of_late_ranks() -> None:
         native_exchange.WAIT_SLICE_NS = slice_ns
 
 
-def check_without_slots() -> None:
-    """Only the reducer's buckets have slots, because torch cannot resize a tensor that it moved."""
+def check_not_in_place() -> None:
+    """Only the reducer's buckets are in place: torch cannot resize a tensor that it has moved."""
     tensor = torch.zeros(40_000)
     for count in (40_000, 40_000, 40_000, 50_000):
         tensor.resize_(count).fill_(1)
         dist.all_reduce(tensor, async_op=True).wait()
         assert tensor.tolist() == [_SIZE] * count
-    assert dist.distributed_c10d._get_default_group()._channel.slots._slots == []
+    assert dist.distributed_c10d._get_default_group()._channel.in_place._tensors == []
 
 
-def check_slots() -> None:
+def check_in_place() -> None:
     """Tensors that are reduced repeatedly are summed where they lie, whatever others bring."""
-    slots = dist.distributed_c10d._get_default_group()._channel.slots
-    before = len(slots._slots)
+    in_place = dist.distributed_c10d._get_default_group()._channel.in_place
+    before = len(in_place._tensors)
 
     def check(tensor: torch.Tensor, repeat: int) -> None:
         tensor.copy_(torch.arange(len(tensor)) % 100 + (_RANK + repeat))
@@ -72,14 +72,14 @@ def check_slots() -> None:
         assert torch.equal(tensor, wanted.float()), (repeat, tensor[:5], wanted[:5])
 
     own, other = torch.zeros(40_000), torch.zeros(40_000)
-    large = torch.zeros(9 << 20)  # Without a slot it needs several rounds.
+    large = torch.zeros(9 << 20)  # It needs several rounds if it is not in place.
     for repeat in range(5):
         check(own, repeat)
         check(large, repeat)
-    assert len(slots._slots) == before + 2, len(slots._slots)
-    for slot, tensor in zip(slots._slots[before:], (own, large)):
-        assert slot.declared.buffer.is_attached_to(tensor.data_ptr())
-    # If ranks bring other tensors, the data goes without the slot, which is retired.
+    assert len(in_place._tensors) == before + 2, len(in_place._tensors)
+    for each, tensor in zip(in_place._tensors[before:], (own, large)):
+        assert each.declared.buffer.is_attached_to(tensor.data_ptr())
+    # If ranks bring other tensors, the data goes another way, and the in-place tensor is retired.
     for repeat in range(3):
         check(other if _RANK == 1 else own, repeat)
     for repeat in range(5):
@@ -93,25 +93,25 @@ def check_slots() -> None:
     assert _RANK == 1 or own.tolist() == [7] * 40_000
     for repeat in range(3):
         check(own, repeat)
-    # A rank that fails to get a slot when the ranks agree on it tells so in its next call.
+    # A rank that fails to get an in-place tensor that the ranks agree on says so in its next call.
     third = torch.zeros(60_000)
-    count, failure = len(slots._slots), talweg.OutOfMemory("no memory")
-    failing = mock.patch.object(slots, "_declared", mock.Mock(side_effect=failure))
+    count, failure = len(in_place._tensors), talweg.OutOfMemory("no memory")
+    failing = mock.patch.object(in_place, "_declared", mock.Mock(side_effect=failure))
     for repeat in range(3):
         with failing if _RANK == 1 and repeat == 1 else contextlib.nullcontext():
             check(third, repeat)
-    assert len(slots._slots) == count + 1, (len(slots._slots), count)
+    assert len(in_place._tensors) == count + 1, (len(in_place._tensors), count)
     for repeat in range(3):
         check(third, repeat)
-    # When another tensor asks for a slot, slots whose tensors nobody has give their memory back.
-    there = [slot for slot in slots._slots[before:] if slot.storage is not None]
+    # When another tensor asks for one, those whose tensors nobody has give their memory back.
+    there = [each for each in in_place._tensors[before:] if each.storage is not None]
     assert there
-    del own, other, large, third, tensor, slot, failing, failure
+    del own, other, large, third, tensor, each, failing, failure
     gc.collect()  # The errors keep the frames that they came through.
     new = torch.zeros(70_000)
     for repeat in range(4):
         check(new, repeat)
-    assert all(slot.storage is None for slot in there), len(there)
+    assert all(each.storage is None for each in there), len(there)
 
 
 def check_timeout() -> None:
@@ -488,9 +488,9 @@ if __name__ == "__main__":
     if "disagreements" not in sys.argv[1:]:
         check_small_calls_again()
         check_small_calls_of_late_ranks()
-        check_without_slots()
+        check_not_in_place()
         with mock.patch.object(_process_group, "is_reducer", lambda: True):
-            check_slots()
+            check_in_place()
         check_timeout()
         check_timeout_of_futures()
         check_works_are_kept()

@@ -83,11 +83,11 @@ def ddp_of_wide_layers(rank: int, size: int) -> Any:
         found += weights_of(model)
     group = dist.distributed_c10d._get_default_group()
     if dist.get_backend() == "talweg" and int(os.environ["LOCAL_WORLD_SIZE"]) == size:
-        slots = group._channel.slots._slots
-        there = [slot for slot in slots if slot.storage is not None]
-        assert there, slots
-        for slot in there:
-            assert slot.declared.buffer.is_attached_to(slot.storage.data_ptr())
+        tensors = group._channel.in_place._tensors
+        there = [each for each in tensors if each.storage is not None]
+        assert there, tensors
+        for each in there:
+            assert each.declared.buffer.is_attached_to(each.storage.data_ptr())
     return found
 
 

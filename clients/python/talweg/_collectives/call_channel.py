@@ -9,7 +9,7 @@ import numpy as np
 
 from talweg._client import Client
 from talweg._collectives.channels import Channel
-from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, Lane, Slots
+from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, InPlaceTensors, Lane
 from talweg._collectives.one_round import OneRound
 from talweg._collectives.process_sets import Group
 from talweg._collectives.words import HEADER, Said, read
@@ -47,7 +47,7 @@ class CallChannel(Channel):
         self.said_at = int(self.said.ctypes.data)
         self._holds_own: bool | None = None
         self._one_rounds: dict[bytes, OneRound] = {}  # Keyed by the words.
-        self.slots: Slots | None = None  # For tensors that are reduced again and again.
+        self.in_place: InPlaceTensors | None = None  # For tensors that are reduced again and again.
         self.sites = Sites()
         # Whether a call has ended because a rank is lost. All ranks that are left know it alike.
         self.has_lost_a_rank = False
@@ -89,9 +89,9 @@ class CallChannel(Channel):
 
     def lane_tensor(self, lane: Lane) -> int:
         """Returns the tensor for a lane."""
-        if lane.slot > 0:
-            assert self.slots is not None
-            return self.slots.tensor(lane.slot)
+        if lane.in_place > 0:
+            assert self.in_place is not None
+            return self.in_place.tensor(lane.in_place)
         return self.declare(*self._spec_of(lane))
 
     def has_lane(self, lane: Lane) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.channels import Steps, Wait
 from talweg._collectives.kinds import (
-    NO_SLOT,
+    NOT_IN_PLACE,
     OWN,
     ROOT,
     ROW,
@@ -62,16 +62,16 @@ class ReducedData:
         self.lies_there = False  # The result comes to where the data lies.
         self.failure: TalwegError | None = None  # The control round is taken all the same.
 
-    def push(self, slot: int) -> None:
-        """Pushes the data through the tensor of `slot`. NO_SLOT: through one for its length."""
+    def push(self, in_place: int) -> None:
+        """Pushes the data through that in-place tensor. NOT_IN_PLACE: through that of a length."""
         channel, given = self._channel, self._given
         self.lies_there = False
-        self.lane = lane = lane_of_given(channel, given, self._turn, slot)
+        self.lane = lane = lane_of_given(channel, given, self._turn, in_place)
         if lane is None:
             return
         try:
-            if lane.slot > 0 and channel.slots is not None:
-                self.round, self.lies_there = channel.slots.push(lane.slot, given)
+            if lane.in_place > 0 and channel.in_place is not None:
+                self.round, self.lies_there = channel.in_place.push(lane.in_place, given)
             else:
                 source, lengths = self._parts
                 assert source is not None
@@ -103,27 +103,27 @@ class ReducedData:
                 )
             yield from _drop(channel, lane, round_)
 
-    def leave_slots(self, every: Sequence[Said]) -> Steps:
-        """Pushes the data again without a slot, because ranks make the same call but bring tensors
-        of different slots, or some of none. Nobody uses these slots again.
+    def leave_in_place(self, every: Sequence[Said]) -> Steps:
+        """Pushes the data again through no in-place tensor, because ranks make the same call but
+        bring different in-place tensors, or some none. Nobody uses these again.
         """
         yield from self.settle(every)
-        for number in {said.lane.slot for said in every if said.lane is not None} - {0}:
-            assert self._channel.slots is not None
-            self._channel.slots.retire(number)
-        self.push(NO_SLOT)
+        for number in {said.lane.in_place for said in every if said.lane is not None} - {0}:
+            assert self._channel.in_place is not None
+            self._channel.in_place.retire(number)
+        self.push(NOT_IN_PLACE)
         if self.failure is not None:
             raise self.failure
 
 
 def lane_of_given(
-    channel: CallChannel, given: Given, turn: int, slot: int = NO_SLOT
+    channel: CallChannel, given: Given, turn: int, in_place: int = NOT_IN_PLACE
 ) -> Lane | None:
     """Returns the lane for this rank's reduction. None: it takes several rounds, or none."""
     assert given.rows is not None
     longest = max(given.part_rows) * given.rows.row_bytes
     of = (given.kind, given.dtype, given.op, given.root_rank, longest, channel.group.size)
-    return lane_of(*of, channel.in_one, slot, turn)
+    return lane_of(*of, channel.in_one, in_place, turn)
 
 
 def lane_of_said(channel: CallChannel, said: Said, turn: int) -> Lane:

@@ -87,8 +87,8 @@ KINDS = {
 INLINE_BYTES = 4096
 _CAPACITY_BYTES_MIN = 4096
 MORE_MAX = 15
-# Values in place of a slot's number (Slots): the call's tensor has no slot; it has none yet.
-NO_SLOT, WANTS_SLOT = -1, 0
+# Values instead of an in-place tensor's number: the call's tensor has none; it has none yet.
+NOT_IN_PLACE, WANTS_IN_PLACE = -1, 0
 # What all parts of a tensor take together, and what they take where data needs several rounds: of a
 # reduction, and of a copy. The first call waits until every rank, agent and aggregator has that
 # memory, several times.
@@ -133,8 +133,8 @@ class Given:
     factors: Factors = NO_FACTORS
     # The control round, once it has been pushed.
     pushed: int = 0
-    # The slot of an all_reduce's tensor. WANTS_SLOT asks for one, if the tensor is worth it.
-    slot: int = NO_SLOT
+    # The in-place tensor of an all_reduce's tensor. WANTS_IN_PLACE asks for one, if it is worth it.
+    in_place: int = NOT_IN_PLACE
     # Waits until the data is there, or until time.monotonic() is the given time; returns whether it
     # is there. With None it waits as long as it takes. Any thread may call it. If the field is
     # None, the data is there from the beginning.
@@ -155,28 +155,28 @@ class Lane(NamedTuple):
     op: Op
     root: int
     capacity_bytes: int  # The length of a part.
-    slot: int = 0  # Whose tensor it is; 0: one of those for all calls of this capacity.
+    in_place: int = 0  # Which in-place tensor; 0: one of those for all calls of this capacity.
     turn: int = 0  # Which of the two tensors, if calls that follow each other overlap.
 
 
-class Slots(Protocol):
-    """Tensors of a channel that are reduced again and again. Each has its own tensor of the job, a
-    *slot*. The node's ranks sum the slot in place, where the call's tensor lies.
+class InPlaceTensors(Protocol):
+    """Each tensor of the program that a channel reduces again and again has a tensor of the job for
+    itself, its *in-place tensor*. The node's ranks sum it where the program's tensor lies.
 
-    Slots have numbers from 1. A call in which all ranks want a slot makes the next one, so the
-    numbers are the same at all ranks. Each rank decides alone which of its tensors has a slot.
+    In-place tensors have numbers from 1. A call in which all ranks want one makes the next, so the
+    numbers are the same at all ranks. Each rank decides alone which of its tensors has one.
     """
 
     def number_of(self, given: Given) -> int:
-        """Returns the slot of the call's tensor. WANTS_SLOT: it has none and is worth one."""
+        """Returns that of the call's tensor. WANTS_IN_PLACE: it has none and is worth one."""
 
     def agree(self, given: Given) -> None:
-        """Gives the next slot to the call's tensor, because all ranks want one. The call's result
+        """Gives the next one to the call's tensor, because all ranks want one. The call's result
         is already there.
         """
 
     def tensor(self, number: int) -> int:
-        """Returns the number of the slot's tensor in the library."""
+        """Returns the number that the library has given to it."""
 
     def push(self, number: int, given: Given) -> tuple[int, bool]:
         """Pushes the call's tensor. Returns the round, and whether its result comes to where it
@@ -184,11 +184,11 @@ class Slots(Protocol):
         """
 
     def retire(self, number: int) -> None:
-        """Takes the slot from its tensor for good, because ranks differ on the slot's tensor."""
+        """Takes it from its tensor for good, because ranks differ on whose it is."""
 
     def begin_again(self) -> None:
-        """Starts again, because others use the channel from now on, at all ranks: no tensor has a
-        slot, and each slot may be given once more.
+        """Starts again, because others use the channel from now on, at all ranks: no tensor has
+        one, and each may be given once more.
         """
 
 
@@ -216,14 +216,14 @@ def lane_of(
     largest: int,
     size: int,
     in_one: bool = False,
-    slot: int = NO_SLOT,
+    in_place: int = NOT_IN_PLACE,
     turn: int = 0,
 ) -> Lane | None:
     """Returns the lane for parts of which the longest has `largest` bytes. None: they take several
     rounds, or none.
     """
-    if slot > 0:
-        return Lane(kind, dtype, op, 0, largest, slot)
+    if in_place > 0:
+        return Lane(kind, dtype, op, 0, largest, in_place)
     capacity = capacity_of(kind, largest, size, in_one=in_one)
     if not 0 < largest <= capacity:
         return None

@@ -11,7 +11,7 @@ from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.call_data import Parts, ReducedData, carry
 from talweg._collectives.callers import callers
 from talweg._collectives.channels import Steps, Wait
-from talweg._collectives.kinds import INLINE_BYTES, NO_SLOT, WANTS_SLOT, Given, Rows
+from talweg._collectives.kinds import INLINE_BYTES, NOT_IN_PLACE, WANTS_IN_PLACE, Given, Rows
 from talweg._collectives.lost_ranks import lost_rank
 from talweg._collectives.words import (
     Caller,
@@ -89,9 +89,9 @@ class _Call:
         own_bytes = sum(given.part_rows) * self._row_bytes
         source, is_reduction = given.address, given.kind.reduces
         inline = own_bytes <= INLINE_BYTES and (not is_reduction or channel.holds_own())
-        if given.slot == WANTS_SLOT:
-            slots = channel.slots if channel.holds_own() and not inline else None
-            given.slot = slots.number_of(given) if slots is not None else NO_SLOT
+        if given.in_place == WANTS_IN_PLACE:
+            tensors = channel.in_place if channel.holds_own() and not inline else None
+            given.in_place = tensors.number_of(given) if tensors is not None else NOT_IN_PLACE
         said = self._words = block(given)
         if is_reduction and given.factors.prescale != 1.0:
             given.keep, source = given.factors.scaled(
@@ -109,7 +109,7 @@ class _Call:
         self._own = Parts(source, [count * self._row_bytes for count in given.part_rows])
         self._data = ReducedData(channel, given, self._own, self._priority, turn)
         if is_reduction and not inline:
-            self._data.push(given.slot)
+            self._data.push(given.in_place)
         all_pushed = self._data.lane is not None or (inline and given.kind.equal)
         return Wait(control, round_, channel.said_at, channel.said.size, not all_pushed)
 
@@ -141,12 +141,12 @@ class _Call:
             yield from self._end_apart(told)
             return
         if any(said.lane != self._data.lane for said in every):
-            yield from self._data.leave_slots(every)
+            yield from self._data.leave_in_place(every)
         self._got = got_parts(given, group, every)
         self._got_rows = [every[place].part_rows[part] for place, part in self._got]
         if given.kind.reduces and self._data.lane is None and has_joined(told):
             # Joined ranks could not give their zeros in the control round.
-            self._data.push(NO_SLOT)
+            self._data.push(NOT_IN_PLACE)
             if self._data.failure is not None:
                 raise self._data.failure
         self._every = every if self._data.lane is None else None
@@ -196,8 +196,12 @@ class _Call:
             self._copy_inline(self._every)
         elif self._every is not None:
             yield from self._carry(self._every, self._out)
-        if self._given.slot == WANTS_SLOT and self._are_alike and channel.slots is not None:
-            channel.slots.agree(self._given)
+        if (
+            self._given.in_place == WANTS_IN_PLACE
+            and self._are_alike
+            and channel.in_place is not None
+        ):
+            channel.in_place.agree(self._given)
         self._finish()
 
     def _copy_inline(self, every: list[Said]) -> None:

@@ -18,7 +18,7 @@ from talweg._collectives.kinds import (
     JOINED,
     KINDS,
     MORE_MAX,
-    NO_SLOT,
+    NOT_IN_PLACE,
     OWN,
     REDUCE,
     ROOT,
@@ -37,8 +37,8 @@ from talweg.errors import Mismatch
 # kind, op, dimensions of a row, dtype of a reduction; root; bytes of a row; dtype; the row's shape; rows. Then
 # the rows of each part that the rank gives, 8 bytes each, then its data.
 HEADER = struct.Struct("<BBBBiq16s11qq")
-# An all_reduce has its slot between the rows and the data.
-_SLOT = struct.Struct("<q")
+# An all_reduce has the number of its in-place tensor between the rows and the data.
+_IN_PLACE = struct.Struct("<q")
 DIMENSIONS_MAX = 11
 _ALIKE_BYTES = HEADER.size - 8  # All except the rows.
 _ANY_TENSOR = 255  # Instead of the number of dimensions: the rank takes what the root gives.
@@ -103,7 +103,7 @@ def block(given: Given) -> bytes:
     """Returns what this rank says of its call, before the data."""
     counts = given.part_rows
     words = header(given, sum(counts)) + struct.pack(f"<{len(counts)}q", *counts)
-    return words + _SLOT.pack(given.slot) if given.kind is ALL_REDUCE else words
+    return words + _IN_PLACE.pack(given.in_place) if given.kind is ALL_REDUCE else words
 
 
 def header(given: Given, total_rows: int) -> bytes:
@@ -170,10 +170,10 @@ def read(
         at += HEADER.size
         each.part_rows = struct.unpack_from(f"<{parts}q", view, at)
         at += 8 * parts
-        slot = NO_SLOT
+        in_place = NOT_IN_PLACE
         if kind is ALL_REDUCE:
-            (slot,) = _SLOT.unpack_from(view, at)
-            at += _SLOT.size
+            (in_place,) = _IN_PLACE.unpack_from(view, at)
+            at += _IN_PLACE.size
         each.data_at = at
         nbytes = sum(each.part_rows) * row_bytes
         each.inline = nbytes <= INLINE_BYTES and (inlines_reductions or not kind.reduces)
@@ -182,7 +182,7 @@ def read(
         elif kind.reduces:
             largest = max(each.part_rows) * row_bytes
             of = (kind, DType(each.dtype), Op(each.op), each.root_rank, largest, group.size)
-            each.lane = lane_of(*of, in_one, slot, turn)
+            each.lane = lane_of(*of, in_one, in_place, turn)
         every.append(each)
     return every
 

@@ -30,7 +30,7 @@ from talweg._collectives.collectives import (
     SCATTER,
     Given,
 )
-from talweg._collectives.kinds import WANTS_SLOT
+from talweg._collectives.kinds import WANTS_IN_PLACE
 from talweg._counted import counted
 from talweg.errors import InvalidArgument
 from talweg.torch import _c10d_sparse as sparse
@@ -48,11 +48,11 @@ from talweg.torch._c10d_tensors import (
 from talweg.torch._callbacks import runs_here
 from talweg.torch._devices import GroupOfDevices
 from talweg.torch._group_calls import GroupCalls
+from talweg.torch._in_place_buckets import InPlaceBuckets, is_reducer
 from talweg.torch._lanes import Lane
 from talweg.torch._places import Places
 from talweg.torch._point_to_point import PointToPoint
 from talweg.torch._profiling import range_of
-from talweg.torch._slots import TensorSlots, is_reducer
 from talweg.torch._small_calls import Over, SmallCalls
 from talweg.torch._work import Work
 
@@ -87,9 +87,9 @@ class ProcessGroup(GroupOfDevices):
         self._small = SmallCalls(self._channel)
         self._messages = PointToPoint(self._client, self._ranks, rank, self._all_calls)
         if not self._group.listed and self._client.size == self._client.local_size > 1:
-            if self._channel.slots is None:
-                self._channel.slots = TensorSlots(self._client, lane.name)
-            self._channel.slots.begin_again()
+            if self._channel.in_place is None:
+                self._channel.in_place = InPlaceBuckets(self._client, lane.name)
+            self._channel.in_place.begin_again()
         self._timeout = timeout
         # DDP's join() gives such a work to the reducer in C++ and keeps no Python object, without
         # which the work would lose its methods.
@@ -209,7 +209,7 @@ class ProcessGroup(GroupOfDevices):
         if key is not None:
             self._small.learn(key, calls[0], tensors[0], outputs[0], outputs_of("all_reduce"))
             if is_reducer() and calls[0].address == tensors[0].data_ptr():
-                calls[0].slot = WANTS_SLOT
+                calls[0].in_place = WANTS_IN_PLACE
         return self._submit(operation, calls, tensors, tensors, outputs, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:

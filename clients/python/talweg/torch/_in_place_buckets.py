@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from talweg._client import Client, Declared
-from talweg._collectives.kinds import NO_SLOT, WANTS_SLOT, Given
+from talweg._collectives.kinds import NOT_IN_PLACE, WANTS_IN_PLACE, Given
 from talweg._declaration import Declaration
 from talweg.errors import TalwegError
 from talweg.torch._backward import current_node
 from talweg.torch._buckets import Bucket, may_be_in_place, may_be_moved
 
-# How many slots a group has at most. A slot takes memory until the job ends.
-_SLOTS_MAX = 64
+# How many in-place tensors a group has at most. One takes memory until the job ends.
+_TENSORS_MAX = 64
 # How many tensors that have come once the group remembers.
 _SEEN_MAX = 256
 
@@ -38,37 +38,38 @@ def is_reducer() -> bool:
 
 
 @dataclass
-class _Slot:
+class _InPlaceTensor:
     name: str
     declaration: Declaration
-    key: Any  # The _key() of this rank's tensor; None if no tensor has the slot.
+    key: Any  # The _key() of this rank's tensor; None: no tensor of it has this one.
     storage: Any = None  # The storage that the buffer is attached at, if it is.
     declared: Declared | None = None
 
 
-class TensorSlots:
-    """The slots of a group of all ranks of a job on one node: talweg._collectives.kinds.Slots.
+class InPlaceBuckets:
+    """The in-place tensors (talweg._collectives.kinds.InPlaceTensors) of a group of all ranks of a
+    job on one node.
 
-    A tensor wants a slot when it comes for the second time at the same address. If its storage can
-    be moved into shared memory, the slot's buffer is attached there, and a round copies nothing.
-    Otherwise the tensor is copied in and out, as without a slot. The slot gives a tensor up that
-    nobody else has any more, and its memory becomes free.
+    A bucket wants one when it comes for the second time at the same address. If its storage can be
+    moved into shared memory, the in-place tensor's buffer is attached there, and a round copies
+    nothing. Otherwise the bucket is copied in and out, as without one. A bucket that nobody else
+    has any more is given up, and its memory becomes free.
     """
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self._name = name
-        self._slots: list[_Slot] = []
+        self._tensors: list[_InPlaceTensor] = []
         self._numbers: dict[Any, int] = {}
-        # The slots that may be given once more. They are the same at all ranks.
+        # Those that may be given once more, by number. They are the same at all ranks.
         self._left: list[int] = []
         self._seen: set[Any] = set()
 
     def number_of(self, given: Given) -> int:
-        """Returns the slot of this rank's tensor, or WANTS_SLOT or NO_SLOT."""
+        """Returns the number of the bucket's in-place tensor, or WANTS_IN_PLACE or NOT_IN_PLACE."""
         tensor = given.keep
         if not isinstance(tensor, torch.Tensor) or not may_be_in_place(tensor):
-            return NO_SLOT
+            return NOT_IN_PLACE
         key = _key(given)
         number = self._numbers.get(key)
         if number is not None:
@@ -77,84 +78,84 @@ class TensorSlots:
             if len(self._seen) >= _SEEN_MAX:
                 self._seen.clear()
             self._seen.add(key)
-            return NO_SLOT
+            return NOT_IN_PLACE
         self._let_go()
-        is_worth_it = len(self._slots) - len(self._left) < _SLOTS_MAX
+        is_worth_it = len(self._tensors) - len(self._left) < _TENSORS_MAX
         is_worth_it = is_worth_it and may_be_moved(tensor, self._client.local_size)
-        return WANTS_SLOT if is_worth_it else NO_SLOT
+        return WANTS_IN_PLACE if is_worth_it else NOT_IN_PLACE
 
     def agree(self, given: Given) -> None:
-        """Gives the next slot to the call's tensor.
+        """Gives the next in-place tensor to the call's bucket.
 
-        If that fails, this rank has no tensor in the slot. The other ranks learn that when they
-        bring theirs.
+        If that fails, no bucket of this rank has it. The other ranks learn that when they bring
+        theirs.
         """
         tensor = given.keep
         declaration = Declaration(given.dtype, tensor.numel(), given.op, 0)
         number = self._next(declaration)
-        slot = self._slots[number - 1]
-        name = slot.name
+        target = self._tensors[number - 1]
+        name = target.name
         try:
-            buffer = self._declared(slot).buffer
+            buffer = self._declared(target).buffer
         except TalwegError:
             return
         is_attached = buffer is not None and Bucket(self._client, name).attach(tensor, buffer)
         if is_attached:
-            slot.storage = tensor.untyped_storage()
+            target.storage = tensor.untyped_storage()
         # If the tensor was moved, its address is a new one.
-        slot.key = (tensor.data_ptr(), *_key(given)[1:])
-        self._numbers[slot.key] = number
+        target.key = (tensor.data_ptr(), *_key(given)[1:])
+        self._numbers[target.key] = number
 
     def _next(self, declaration: Declaration) -> int:
-        """Returns the slot of the next tensor: a left one of the same declaration, or a new one."""
+        """Returns the next number: of a left tensor of the same declaration, or of a new one."""
         for number in self._left:
-            if self._slots[number - 1].declaration == declaration:
+            if self._tensors[number - 1].declaration == declaration:
                 self._left.remove(number)
                 return number
-        number = len(self._slots) + 1
-        self._slots.append(_Slot(f"{self._name}.slot.{number}", declaration, None))
+        number = len(self._tensors) + 1
+        self._tensors.append(_InPlaceTensor(f"{self._name}.in_place.{number}", declaration, None))
         return number
 
     def begin_again(self) -> None:
-        for number in range(1, len(self._slots) + 1):
+        for number in range(1, len(self._tensors) + 1):
             self.retire(number)
-        self._left = list(range(1, len(self._slots) + 1))
+        self._left = list(range(1, len(self._tensors) + 1))
         self._seen.clear()
 
-    def _declared(self, slot: _Slot) -> Declared:
-        if slot.declared is None:
+    def _declared(self, target: _InPlaceTensor) -> Declared:
+        if target.declared is None:
             tensors = self._client.tensors
-            slot.declared = tensors.declare(slot.name, slot.declaration, in_place=True)
-        return slot.declared
+            target.declared = tensors.declare(target.name, target.declaration, in_place=True)
+        return target.declared
 
     def tensor(self, number: int) -> int:
-        """Returns the number of the slot's tensor in the library."""
-        return self._declared(self._slots[number - 1]).tensor
+        """Returns the number that the library has given to it."""
+        return self._declared(self._tensors[number - 1]).tensor
 
     def push(self, number: int, given: Given) -> tuple[int, bool]:
-        """Pushes the tensor. Copies nothing if the buffer is attached where the tensor lies."""
-        slot, connection = self._slots[number - 1], self._client.connection
-        declared, lengths = self._declared(slot), [slot.declaration.nbytes]
+        """Pushes the bucket. Copies nothing if the buffer is attached where the bucket lies."""
+        target, connection = self._tensors[number - 1], self._client.connection
+        declared, lengths = self._declared(target), [target.declaration.nbytes]
         buffer = declared.buffer
         if buffer is not None and buffer.is_attached_to(given.address):
             return connection.push_parts(declared.tensor, 0, lengths), True
         if buffer is not None:
             buffer.give_back()
-            slot.storage = None
+            target.storage = None
         return connection.push_parts(declared.tensor, given.address, lengths), False
 
     def retire(self, number: int) -> None:
-        """Takes the slot from its tensor, which is copied from now on, or gets another slot."""
-        slot = self._slots[number - 1]
-        if slot.declared is not None and slot.declared.buffer is not None:
-            slot.declared.buffer.give_back()
-        self._numbers.pop(slot.key, None)
-        slot.key = slot.storage = None
+        """Takes it from its bucket, which is copied from now on, or gets another one."""
+        target = self._tensors[number - 1]
+        if target.declared is not None and target.declared.buffer is not None:
+            target.declared.buffer.give_back()
+        self._numbers.pop(target.key, None)
+        target.key = target.storage = None
 
     def _let_go(self) -> None:
-        """Retires the slots whose tensors nobody else has."""
-        for number, slot in enumerate(self._slots, 1):
-            if slot.storage is not None and _is_only_ours(slot.storage):
+        """Retires those whose buckets nobody else has."""
+        for number, target in enumerate(self._tensors, 1):
+            if target.storage is not None and _is_only_ours(target.storage):
                 self.retire(number)
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from harness import contender as contender_module
 from harness import processes
 from harness.contender import Command, Contender, ContenderFailed
 from harness.measure import Case, Effort, measure_beside
+from harness.scratch import remove_left
 
 # A worker that speaks the lines of benchmarks/peers/control.h. On "go" it does what its word says.
 _WORKER = """
@@ -261,6 +264,43 @@ class ScratchTest(unittest.TestCase):
 
     def test_a_killed_bench_leaves_nothing(self) -> None:
         self.end_of(self._BEGIN + "    os.kill(os.getpid(), 9)")
+
+    def test_what_a_bench_leaves_that_is_killed_with_its_cleaner_is_removed_later(self) -> None:
+        script = (
+            "import os, subprocess, sys\n"
+            "from harness.scratch import scratch\n"
+            "with scratch() as directory:\n"
+            "    shared = os.environ['TALWEG_BENCH_SHARED_MEMORY']\n"
+            "    (directory / 'file').write_text('x')\n"
+            "    print(directory, shared, flush=True)\n"
+            "    sys.stdin.read()\n"
+        )
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+        bench = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert bench.stdin is not None and bench.stdout is not None
+        with bench, bench.stdin, bench.stdout:
+            left = [Path(path) for path in bench.stdout.readline().split()]
+            for directory in left:
+                remove_left(str(directory.parent))
+                self.assertTrue(directory.exists(), "the bench has not ended")
+            children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children").read_text()
+            [cleaner] = [int(pid) for pid in children.split()]
+            descriptor = os.pidfd_open(cleaner)
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], 60)
+            os.close(descriptor)
+            bench.kill()
+        self.assertEqual(len(left), 2)
+        for directory in left:
+            self.assertTrue(directory.exists())
+            remove_left(str(directory.parent))
+            self.assertFalse(directory.exists(), str(directory))
 
     def test_neither_does_one_that_ends(self) -> None:
         self.end_of(self._BEGIN)

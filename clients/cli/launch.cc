@@ -203,11 +203,18 @@ void Launch::NoteFirst(const Failure& failure) {
   first_ = failure;
 }
 
+void Launch::BlameCause(int exit_status) {
+  if (exit_status == 0) return;
+  if (result_.exit_status == first_->exit_status) result_.exit_status = exit_status;
+  first_->exit_status = exit_status;
+}
+
 void Launch::OnExit(ChildId child, const ExitStatus& status) {
   const auto [role, index, local_rank] = At(child);
   const bool is_rank = role == Role::kRank;
   const bool has_node = is_rank || role == Role::kAgent;
   (is_rank ? result_.rank_cpu_ns : result_.daemon_cpu_ns) += status.cpu_ns;
+  if (first_ && first_->cause == child && !status.ended_on_demand()) BlameCause(status.ShellStatus());
   if (ending()) {
     if (!AnyRunning(RolesOfPhase())) {
       Enter(static_cast<Phase>(static_cast<int>(phase_) + 1));
@@ -509,6 +516,8 @@ void Launch::OnTimerOf(TimerKey key) {
       Failure failure = suspects_.extract(index).mapped().failure;
       if (!first) return OnNodeFailure(failure);
       failure.cause = first->second;
+      const auto [role, node, local_rank] = At(first->second);
+      failure.exit_status = marks_.FailsWith(node, local_rank).value_or(failure.exit_status);
       absl::StrAppend(&failure.what, ", after the program of ", supervisor_.name(first->second),
                       " (pid ", supervisor_.pid(first->second), ") had ended");
       return OnNodeFailure(failure);

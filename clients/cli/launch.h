@@ -98,7 +98,7 @@ class Launch : public SupervisorEvents {
     ChildId child;
     int exit_status = 0;
     std::string what;
-    // A rank whose program had ended before.
+    // A rank whose program had ended before. `exit_status` is this rank's, once it is known.
     std::optional<ChildId> cause = std::nullopt;
   };
 
@@ -150,6 +150,9 @@ class Launch : public SupervisorEvents {
   // Kills what the ranks of a node that has ended have started and left.
   void KillLeftBy(uint32_t node);
   void NoteFirst(const Failure& failure);
+  // The rank that is the first failure's cause has ended with that status. If it is not 0, the run
+  // ends with it.
+  void BlameCause(int exit_status);
 
   const RunPlan& plan_;
   Supervisor& supervisor_;

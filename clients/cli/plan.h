@@ -107,8 +107,8 @@ std::string OutlivesPath(const RunPlan& plan, uint32_t node, uint32_t local_rank
 // A file that exists while a rank looks for an agent.
 std::string NeedsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
-// A file that exists when a rank's program has ended, and the rank is about to; its time says since
-// when.
+// A file that exists when a rank's program has ended, and the rank is about to. Its time says since
+// when. It holds the exit status, if the rank knows that this is not 0.
 std::string FailsPath(const RunPlan& plan, uint32_t node, uint32_t local_rank);
 
 // Returns the address of that name in a daemon's ready line (libs/config/ready.h). NOT_FOUND shows

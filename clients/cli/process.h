@@ -47,6 +47,10 @@ struct ExitStatus {
   int64_t cpu_ns = 0;     // User and system time, with that of its own ended children.
 
   bool ok() const { return exit_code == 0 && signal_number == 0; }
+  // Returns whether a signal has ended it by which others end a process.
+  bool ended_on_demand() const {
+    return signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGKILL;
+  }
   // Returns the status as shells have it: 128 + signal.
   int ShellStatus() const { return signal_number != 0 ? 128 + signal_number : exit_code; }
   // Returns "exit status 3", "killed by signal 9 (Killed)".

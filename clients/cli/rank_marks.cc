@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <string>
 
 namespace talweg::cli {
@@ -40,6 +41,13 @@ std::optional<int64_t> RankMarks::FailsSince(uint32_t node, uint32_t local_rank)
   struct stat found;
   if (stat(FailsPath(plan_, node, local_rank).c_str(), &found) != 0) return std::nullopt;
   return int64_t{found.st_mtim.tv_sec} * 1'000'000'000 + found.st_mtim.tv_nsec;
+}
+
+std::optional<int> RankMarks::FailsWith(uint32_t node, uint32_t local_rank) const {
+  std::ifstream file(FailsPath(plan_, node, local_rank));
+  int exit_status = 0;
+  if (!(file >> exit_status) || exit_status < 1 || exit_status > 255) return std::nullopt;
+  return exit_status;
 }
 
 }  // namespace talweg::cli

@@ -25,6 +25,9 @@ class RankMarks {
   bool AnyNeedsAgent(uint32_t node) const;
   // Returns since when the rank's program has ended; nullopt: it has not.
   std::optional<int64_t> FailsSince(uint32_t node, uint32_t local_rank) const;
+  // Returns with which exit status, which is not 0, the rank's program has ended; nullopt: the rank
+  // does not say.
+  std::optional<int> FailsWith(uint32_t node, uint32_t local_rank) const;
 
  private:
   const RunPlan& plan_;

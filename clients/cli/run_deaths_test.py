@@ -440,6 +440,13 @@ class RunDeathsTest(RunTestCase):
             r"program of rank 0 \(pid \d+\) had ended; the run was ended\n"
             r"rank 0's last lines:\n    my own error\n",
         )
+        # The run ends with that rank's status: its process has it in the end, or its mark says it.
+        script = "trap 'exit 7' TERM; touch $TALWEG_RUN_FAILS; sleep 1000 & wait"
+        status, _, errors = run("--", "sh", "-c", script, FAKE_AGENT_ENDS_WITH="5")
+        self.assertEqual(status, 7, errors)
+        script = "echo 3 > $TALWEG_RUN_FAILS; exec sleep 1000"
+        status, _, errors = run("--", "sh", "-c", script, FAKE_AGENT_ENDS_WITH="5")
+        self.assertEqual(status, 3, errors)
         status, _, errors = run("--", "sleep", "1000", FAKE_AGENT_ENDS_WITH="5")
         self.assertEqual(status, 5)
         self.assertIn("talweg-agent of node 0", errors)

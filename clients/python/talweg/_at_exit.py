@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 # A file that says to `talweg run` that this rank's program has ended, and since when. If it has
-# ended by an error or by sys.exit(), the other ranks fail because of it, and may end before it.
+# ended by an error or by sys.exit(), the other ranks fail because of it, and may end before it. The
+# file holds the exit status after an error. That of sys.exit() is not known here.
 _MARK_VARIABLE = "TALWEG_RUN_FAILS"
 
 
@@ -20,7 +21,10 @@ def _mark_end() -> None:
     if not path:
         return
     now_ns = time.time_ns()
-    with contextlib.suppress(OSError), open(path, "w"):
+    with contextlib.suppress(OSError):
+        with open(path, "w") as file:
+            if getattr(sys, "last_value", None) is not None:  # The interpreter has printed it.
+                file.write("1\n")
         os.utime(path, ns=(now_ns, now_ns))
 
 

@@ -402,7 +402,8 @@ TEST_CASE("A call that makes no sense is an error, not a crash") {
   CHECK(declare("mean", TALWEG_I32, TALWEG_AVERAGE, 0, 1) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("average is not defined for i32"));
   CHECK(declare("root", TALWEG_F32, TALWEG_BROADCAST, 9, 1) == TALWEG_INVALID_ARGUMENT);
-  CHECK_THAT(talweg_last_error(), Contains("root rank 9") && Contains("1 ranks"));
+  CHECK_THAT(talweg_last_error(),
+             Catch::Matchers::EndsWith("root rank 9 does not exist: the job has 1 rank"));
   CHECK(declare("t\xc3\xa4nsor \xe2\x82\xac", TALWEG_F32, TALWEG_SUM, 0, 1) == TALWEG_OK);
 
   CHECK(talweg_push_pull(client, 12345, nullptr, 0, 0, &round) == TALWEG_INVALID_ARGUMENT);

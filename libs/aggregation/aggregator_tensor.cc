@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "libs/base/counted.h"
 #include "libs/base/fingerprint.h"
 
 namespace talweg::aggregation {
@@ -63,7 +64,7 @@ std::string DeclareProblem(const wire::Declare& declare, const view::View& view)
   // Checks one part first, so that the product cannot overflow.
   if (collective.element_count > kTensorBytesMax / DTypeSize(collective.dtype) ||
       agreement.Bytes() > kTensorBytesMax) {
-    return who + std::to_string(collective.element_count) + " elements of " +
+    return who + Counted(collective.element_count, "element") + " of " +
            std::string(DTypeName(collective.dtype)) + " are more than " +
            FormatBytes(kTensorBytesMax) + ": split it into several tensors";
   }
@@ -76,7 +77,7 @@ std::string DeclareProblem(const wire::Declare& declare, const view::View& view)
   }
   if (collective.has_root() && !agreement.IsDead() && declare.root_rank >= view.NumberCount()) {
     return who + "its root is rank " + std::to_string(declare.root_rank) + ", and the job has " +
-           std::to_string(view.NumberCount()) + " ranks";
+           Counted(view.NumberCount(), "rank");
   }
   return "";
 }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "libs/base/counted.h"
 #include "libs/base/signature_text.h"
 
 namespace talweg::aggregation {
@@ -50,7 +51,7 @@ std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
     if (entry.form == Form::kDisagreement) return "";
     if (entry.form == Form::kEmpty) return who() + " contributes nothing to a sum";
     if (entry.rank_count == 0 || entry.rank_count > giving_ranks) {
-      return who() + " contributes for " + std::to_string(entry.rank_count) + " ranks and has " +
+      return who() + " contributes for " + Counted(entry.rank_count, "rank") + " and has " +
              std::to_string(giving_ranks);
     }
     return "";
@@ -109,10 +110,10 @@ std::string UndecodableText(const PresentView& view, const AggregatorTensor& ten
                             const LocalSlice& slice, MemberIndex member) {
   const SliceRound::Part& part = slice.round.parts()[member.value()];
   return "round " + std::to_string(slice.round.open_round().value()) + " of tensor '" +
-         tensor.agreed->name + "': the " + std::to_string(part.travel_bytes) + " bytes that " +
+         tensor.agreed->name + "': the " + Counted(part.travel_bytes, "byte") + " that " +
          view.MemberText(member) + " has sent for slice " + std::to_string(slice.index.value()) +
          " are no " + std::string(EncodingName(tensor.agreed->collective.encoding)) +
-         " encoding of " + std::to_string(part.length_bytes) + " bytes";
+         " encoding of " + Counted(part.length_bytes, "byte");
 }
 
 }  // namespace talweg::aggregation

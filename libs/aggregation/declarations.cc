@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "libs/base/counted.h"
 #include "libs/base/fingerprint.h"
 
 namespace talweg::aggregation {
@@ -63,8 +64,8 @@ bool Declarations::IsRefused(ConnectionId connection, const wire::Declare& entry
       wire::Declared{.key = entry.key,
                      .status = wire::DeclaredStatus::kOverBudget,
                      .text = "tensor '" + entry.name + "': job '" + config_->name +
-                             "' has declared " + std::to_string(config_->tensors_max) +
-                             " tensors already, which is the most"},
+                             "' has declared " + Counted(config_->tensors_max, "tensor") +
+                             " already, which is the most"},
       out);
   return true;
 }

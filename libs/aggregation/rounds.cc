@@ -6,6 +6,7 @@
 
 #include "libs/aggregation/contribution_rules.h"
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 
 namespace talweg::aggregation {
 
@@ -76,8 +77,8 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
   LocalSlice* slice = tensor.FindLocal(entry.slice);
   if (slice == nullptr) {
     return refuse(RefusedReason::kNotPlacedHere,
-                  "tensor '" + name + "' has " + std::to_string(tensor.slice_count) +
-                      " slices, and slice " + std::to_string(entry.slice.value()) +
+                  "tensor '" + name + "' has " + Counted(tensor.slice_count, "slice") +
+                      ", and slice " + std::to_string(entry.slice.value()) +
                       " is not summed by aggregator '" + config_->self_name + "'");
   }
   if (!tensor.participation.TakesPart(member, slice->part)) {
@@ -88,7 +89,7 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
   if (LengthIsWrong(tensor, *slice, entry)) {
     return refuse(RefusedReason::kWrongLength,
                   "tensor '" + name + "': slice " + std::to_string(entry.slice.value()) + " has " +
-                      std::to_string(slice->length_bytes) + " bytes of " +
+                      Counted(slice->length_bytes, "byte") + " of " +
                       std::string(DTypeName(tensor.agreed->collective.dtype)) +
                       " at most, and the contribution says " + std::to_string(entry.length_bytes) +
                       ", which travel as " + std::to_string(entry.travel_bytes) + ", with " +

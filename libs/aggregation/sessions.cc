@@ -2,6 +2,7 @@
 #include "libs/aggregation/sessions.h"
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 
 namespace talweg::aggregation {
 namespace {
@@ -51,9 +52,9 @@ void Sessions::Admit(ConnectionId connection, Session& session, int64_t now_ns, 
            view_->MemberText(*member) + " has another view of " + EpochText(view_->epoch()) +
                ", or is of a release that places tensors otherwise (install the same one "
                "everywhere): digest " +
-               std::to_string(hello.view_digest) + " with " + std::to_string(hello.rank_count) +
-               " ranks there, " + std::to_string(view_->placement_digest()) + " with " +
-               std::to_string(rank_count) + " ranks at aggregator '" + config_->self_name + "'",
+               std::to_string(hello.view_digest) + " with " + Counted(hello.rank_count, "rank") +
+               " there, " + std::to_string(view_->placement_digest()) + " with " +
+               Counted(rank_count, "rank") + " at aggregator '" + config_->self_name + "'",
            now_ns, out);
     return;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 
 namespace talweg::aggregation {
 
@@ -63,7 +64,7 @@ std::string TensorMemory::Place(AggregatorTensor& tensor, Effects& out) {
   if (!problem.empty() || !budget_->Reserve(needed_bytes)) {
     return "tensor '" + tensor.agreed->name + "' needs " + FormatBytes(needed_bytes) +
            " at aggregator '" + config_->self_name + "' (" + FormatBytes(slot_bytes) +
-           " for each of " + std::to_string(member_count) + " members and for the result), and " +
+           " for each of " + Counted(member_count, "member") + " and for the result), and " +
            (!problem.empty() ? problem
                              : FormatBytes(budget_->used_bytes()) + " of its " +
                                    FormatBytes(budget_->limit_bytes()) +

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/base/collective.h"
 
+#include "libs/base/counted.h"
 #include "libs/base/signature_text.h"
 
 namespace talweg {
@@ -56,7 +57,7 @@ std::string DescribeSignature(RoundSignature signature) {
 std::string DescribeGiven(RoundSignature signature, std::optional<uint64_t> length_bytes) {
   const std::string words = DescribeSignature(signature);
   if (!length_bytes) return words.empty() ? "what it does not name" : words;
-  return (words.empty() ? "" : words + ", ") + std::to_string(*length_bytes) + " bytes";
+  return (words.empty() ? "" : words + ", ") + Counted(*length_bytes, "byte");
 }
 
 }  // namespace talweg

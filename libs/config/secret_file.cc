@@ -13,6 +13,7 @@
 #include <cstdio>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/base/descriptor.h"
 #include "libs/base/read_at_most.h"
 #include "libs/status/status.h"
@@ -121,10 +122,10 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
   std::string secret = *std::move(read);
   while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
   if (secret.size() < kBytesMin || secret.size() > kBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, " holds ", secret.size() > kBytesMax ? "more than " : "",
-                     std::min(secret.size(), kBytesMax), " bytes; a secret has ", kBytesMin, " to ",
-                     kBytesMax, " (move the file away and run talweg secret, which makes one)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, " holds ", secret.size() > kBytesMax ? "more than " : "",
+        Counted(std::min(secret.size(), kBytesMax), "byte"), "; a secret has ", kBytesMin, " to ",
+        kBytesMax, " (move the file away and run talweg secret, which makes one)"));
   }
   return secret;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "libs/base/counted.h"
 #include "libs/membership/texts.h"
 
 namespace talweg::membership {
@@ -99,8 +100,8 @@ Answer Admission::AdmitMember(const LiveJob& job, const JoinRequest& request, ui
   return Wait(request, request.member.id.node, quota.share.tenant,
               "node " + std::to_string(request.member.id.node.value()) + " of " + name +
                   " waits: jobs of " + TenantText(quota.share.tenant) + " hold " +
-                  std::to_string(others.members_held + HeldMembers(job)) +
-                  " nodes of the members_max=" + std::to_string(quota.tenant_members_max) + kFile +
+                  Counted(others.members_held + HeldMembers(job), "node") +
+                  " of the members_max=" + std::to_string(quota.tenant_members_max) + kFile +
                   "; it enters when there is room",
               turn);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/membership/next_view.h"
 #include "libs/membership/quiesce.h"
 #include "libs/membership/texts.h"
@@ -110,7 +111,7 @@ void JobLife::AdvanceRunning(LiveJob& job, Turn& turn) {
     if (job.spec.loss_policy == LossPolicy::kFailJob) return Fail(job, losses, turn);
     if (alive < job.spec.min_members) {
       return Fail(job,
-                  losses + "; " + CountText(alive, "member") + " left, the job needs at least " +
+                  losses + "; " + Counted(alive, "member") + " left, the job needs at least " +
                       std::to_string(job.spec.min_members),
                   turn);
     }
@@ -142,8 +143,8 @@ bool JobLife::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
   job.view = std::make_shared<const view::View>(*std::move(view));
   turn.Store(job);
   turn.Log("job '" + job.name + "': epoch " + std::to_string(job.view->epoch.value()) + " has " +
-           CountText(job.view->members.size(), "member") + StandbysText(*job.view) + " and " +
-           CountText(job.view->aggregators.size(), "aggregator"));
+           Counted(job.view->members.size(), "member") + StandbysText(*job.view) + " and " +
+           Counted(job.view->aggregators.size(), "aggregator"));
   // Aggregators first, because members greet them as soon as they get the view.
   pool_->Tell(JobView{job.name, SharedView{job.view}, admission_->QuotaOf(job).share}, turn);
   for (const view::ViewMember& member : job.view->members) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "libs/base/bytes.h"
+#include "libs/base/counted.h"
 
 namespace talweg::membership {
 namespace {
@@ -51,7 +52,7 @@ std::string SetNumber(std::optional<uint64_t>& place, std::string_view key, std:
 std::string CheckName(std::string_view what, std::string_view name) {
   if (name.empty()) return "names no " + std::string(what) + "; " + kLineForm;
   if (name.size() > kNameBytesMax) {
-    return "has a name of " + std::to_string(name.size()) + " bytes; at most " +
+    return "has a name of " + Counted(name.size(), "byte") + "; at most " +
            std::to_string(kNameBytesMax) + " are allowed";
   }
   const size_t star = name.find('*');

@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "libs/base/counted.h"
 #include "libs/membership/quiesce.h"
 #include "libs/membership/texts.h"
 
@@ -157,7 +158,7 @@ JoinAnswer SchedulerCore::Join(const JoinRequest& request, Turn& turn) {
     }
     if (jobs_.OpenCount() >= config_.jobs_max) {
       return {Refuse(Code::kFull, "job '" + request.job_name + "' would be one more than the " +
-                                      CountText(config_.jobs_max, "job") +
+                                      Counted(config_.jobs_max, "job") +
                                       " that this scheduler takes at once"),
               JobId{0}};
     }
@@ -216,7 +217,7 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
                                      "has, or give the job another name");
   }
   if (places.size() >= job.spec.max_members) {
-    return Refuse(Code::kFull, name + " has all its " + CountText(job.spec.max_members, "member") +
+    return Refuse(Code::kFull, name + " has all its " + Counted(job.spec.max_members, "member") +
                                    " (" + NodesText({places.begin(), places.end()}) +
                                    "); raise max_members or give the job another name");
   }
@@ -322,8 +323,7 @@ Answer SchedulerCore::OnLowerBeginMembers(const std::string& job_name, uint32_t 
     if (job->state != JobState::kForming) return Answer{};
     job->begin_members_most = std::min(begin_members, job->begin_members_most.value_or(UINT32_MAX));
     turn.Touch(*job);
-    turn.Log("job '" + job_name + "': no more than " +
-             CountText(*job->begin_members_most, "member") +
+    turn.Log("job '" + job_name + "': no more than " + Counted(*job->begin_members_most, "member") +
              (*job->begin_members_most == 1 ? " comes" : " come") + " to begin it");
     return Answer{};
   });

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 
+#include "libs/base/counted.h"
+
 namespace talweg::membership {
 namespace {
 
@@ -83,10 +85,6 @@ std::string SecondsText(int64_t ns) {
   return text;
 }
 
-std::string CountText(size_t count, const char* noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 std::string NodesText(const std::vector<NodeRank>& nodes) {
   std::string text = nodes.size() == 1 ? "node " : "nodes ";
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -113,13 +111,13 @@ std::string StateText(const LiveJob& job, uint64_t members_to_begin, int64_t now
       if (member.stream) ready.push_back(node);
     }
     if (ready.size() < job.spec.min_members) {
-      return "waits for " + CountText(job.spec.min_members - ready.size(), "more member") + " of " +
+      return "waits for " + Counted(job.spec.min_members - ready.size(), "more member") + " of " +
              std::to_string(job.spec.min_members) +
              (ready.empty() ? "" : "; has " + NodesText(ready));
     }
     if (ready.size() < members_to_begin && job.gather_end_ns && *job.gather_end_ns > now_ns) {
       return "has " + NodesText(ready) + " and waits for " +
-             CountText(members_to_begin - ready.size(), "more member") + " of " +
+             Counted(members_to_begin - ready.size(), "more member") + " of " +
              std::to_string(members_to_begin) + ", for at most " + SecondsText(job.spec.gather_ns);
     }
     return "waits for an aggregator; start one with talweg-aggregator";

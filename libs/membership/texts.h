@@ -22,7 +22,6 @@ std::string AgentText(const view::ViewMember& member);
 std::string AggregatorText(const view::ViewAggregator& aggregator);
 std::string SecondsText(int64_t ns);
 // "1 member", "2 members".
-std::string CountText(size_t count, const char* noun);
 std::string NodesText(const std::vector<NodeRank>& nodes);
 // "'a', 'b'".
 std::string JobsText(const std::vector<std::string>& names);

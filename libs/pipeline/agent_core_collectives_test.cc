@@ -286,7 +286,7 @@ TEST_CASE("AgentCore: a push with impossible lengths is refused", "[pipeline]") 
     const auto failed = Fixture::Of<FailRank>(PushOf(f, 0, 1, std::move(lengths)));
     return failed.empty() ? std::string() : failed[0].text;
   };
-  CHECK(refused({64}).find("with 1 lengths for 2 parts") != std::string::npos);
+  CHECK(refused({64}).find("with 1 length for 2 parts") != std::string::npos);
   CHECK(refused({68, 0}).find("a part of 68 bytes; a part has at most 64") != std::string::npos);
   CHECK(refused({30, 0}).find("in elements of 4") != std::string::npos);
   CHECK(refused({60, 0}).empty());

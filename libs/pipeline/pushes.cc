@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "libs/base/collective.h"
+#include "libs/base/counted.h"
 #include "libs/base/dtype.h"
 #include "libs/base/signature_text.h"
 #include "libs/pipeline/tensor_spec_rules.h"
@@ -58,14 +59,15 @@ std::string Pushes::Problem(const Push& push) const {
   }
   const Collective& collective = tensor.spec.collective;
   if (!push.lengths.empty() && push.lengths.size() != tensor.spec.part_count()) {
-    return "pushed tensor '" + tensor.spec.name + "' with " + std::to_string(push.lengths.size()) +
-           " lengths for " + std::to_string(tensor.spec.part_count()) + " parts";
+    return "pushed tensor '" + tensor.spec.name + "' with " +
+           Counted(push.lengths.size(), "length") + " for " +
+           Counted(tensor.spec.part_count(), "part");
   }
   for (const uint32_t length : push.lengths) {
     if (length <= collective.part_bytes() && length % DTypeSize(collective.dtype) == 0) continue;
-    return "pushed tensor '" + tensor.spec.name + "' with a part of " + std::to_string(length) +
-           " bytes; a part has at most " + std::to_string(collective.part_bytes()) +
-           ", in elements of " + std::to_string(DTypeSize(collective.dtype));
+    return "pushed tensor '" + tensor.spec.name + "' with a part of " + Counted(length, "byte") +
+           "; a part has at most " + std::to_string(collective.part_bytes()) + ", in elements of " +
+           std::to_string(DTypeSize(collective.dtype));
   }
   return "";
 }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/base/counted.h"
 #include "libs/pipeline/tensor_placement.h"
 #include "libs/view/placement.h"
 
@@ -134,7 +135,7 @@ std::string Recovery::FinishProblem(const AgentTensor& tensor,
                                     const wire::Decision& decision) const {
   if (decision.sources.size() != tensor.slices.size()) {
     return "to finish a round with " + std::to_string(decision.sources.size()) + " sources for " +
-           std::to_string(tensor.slices.size()) + " slices";
+           Counted(tensor.slices.size(), "slice");
   }
   if (decision.sum_epoch == Epoch{0}) return "to finish a round from sums of no epoch";
   if (decision.round == tensor.held.round) {

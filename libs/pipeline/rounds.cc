@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "libs/base/counted.h"
+
 namespace talweg::pipeline {
 
 bool Rounds::MaySend(const AgentTensor& tensor) const {
@@ -120,8 +122,8 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
   if (is_known && entry.length_bytes != round.GivenLength(entry.slice)) return ignore();
   if (tensor.partial.ranks_summed > 0 && tensor.partial.ranks_summed != entry.rank_count) {
     failures_->ReportAndFail(
-        "aggregator '" + links_->NameOf(from) + "' summed " + std::to_string(entry.rank_count) +
-            " ranks into slice " + std::to_string(entry.slice.value()) + " of tensor '" +
+        "aggregator '" + links_->NameOf(from) + "' summed " + Counted(entry.rank_count, "rank") +
+            " into slice " + std::to_string(entry.slice.value()) + " of tensor '" +
             tensor.spec.name + "', others " + std::to_string(tensor.partial.ranks_summed),
         out);
     return;
@@ -167,7 +169,7 @@ void Rounds::OnDecoded(uint64_t ticket, bool is_sound, Effects& out) {
                                std::to_string(s) + " of tensor '" + tensor.spec.name +
                                "' that is no " +
                                std::string(EncodingName(tensor.spec.collective.encoding)) +
-                               " encoding of " + std::to_string(decoded->length_bytes) + " bytes",
+                               " encoding of " + Counted(decoded->length_bytes, "byte"),
                            out);
 }
 

@@ -7,6 +7,7 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
+#include "libs/base/counted.h"
 #include "libs/base/dtype.h"
 #include "libs/view/view.h"
 #include "libs/wire/frames.h"
@@ -56,7 +57,7 @@ std::string GroupProblem(const TensorSpec& spec, const ViewState& views) {
 std::string SpecProblem(const TensorSpec& spec, const ViewState& views,
                         const AgentCoreConfig& config) {
   if (spec.name.empty() || spec.name.size() > wire::kNameBytesMax) {
-    return "a tensor's name has " + std::to_string(spec.name.size()) + " bytes; 1 to " +
+    return "a tensor's name has " + Counted(spec.name.size(), "byte") + "; 1 to " +
            std::to_string(wire::kNameBytesMax) + " are allowed";
   }
   const std::string tensor = "tensor '" + spec.name + "': ";

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/wire/frames.h"
 
 namespace talweg::pipeline {
@@ -38,13 +39,13 @@ std::string ViewState::Problem(const view::View& view) const {
            std::to_string(newest()->job.value());
   }
   if (view.members.size() > 1 && view.aggregators.empty()) {
-    return "it has " + std::to_string(view.members.size()) +
-           " members and no aggregator; start at least one";
+    return "it has " + Counted(view.members.size(), "member") +
+           " and no aggregator; start at least one";
   }
   const std::optional<MemberIndex> self = view.IndexOf(self_id_);
   if (self && view.members[self->value()].rank_count != rank_count_) {
     return "it says that node " + std::to_string(self_id_.node.value()) + " has " +
-           std::to_string(view.members[self->value()].rank_count) + " ranks, but it has " +
+           Counted(view.members[self->value()].rank_count, "rank") + ", but it has " +
            std::to_string(rank_count_);
   }
   return "";

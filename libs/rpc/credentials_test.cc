@@ -380,7 +380,7 @@ TEST_CASE("Tokens: the error names a wrong line", "[credentials]") {
   CHECK(Contains(why("\nroot token 0123456789abcdef0123456789abcdef"),
                  "line 2 of the tokens file begins with 'root'"));
   CHECK(Contains(why("viewer token short"), "has a token of 5 bytes"));
-  CHECK(Contains(why("viewer"), "has 1 words"));
+  CHECK(Contains(why("viewer"), "has 1 word"));
   CHECK(Contains(why("viewer password x"), "'password' for its second word"));
   CHECK(Contains(Message(Tokens::Parse("viewer service-account a:b", "", "").status()),
                  "needs token_keys_file"));

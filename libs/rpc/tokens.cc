@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "libs/base/counted.h"
 #include "libs/rpc/secret.h"
 #include "libs/status/status.h"
 
@@ -97,7 +98,7 @@ absl::StatusOr<Tokens> Tokens::Parse(const std::string& table, const std::string
           absl::StrCat("line ", number, " of the tokens file ", what,
                        "; a line is ROLE token TEXT or ROLE service-account NAMESPACE:NAME"));
     };
-    if (words.size() != 3) return wrong(absl::StrCat("has ", words.size(), " words"));
+    if (words.size() != 3) return wrong(absl::StrCat("has ", Counted(words.size(), "word")));
     const std::optional<Identity> identity = ParseIdentity(words[0]);
     if (!identity) {
       return wrong(
@@ -106,8 +107,8 @@ absl::StatusOr<Tokens> Tokens::Parse(const std::string& table, const std::string
     }
     if (words[1] == "token") {
       if (words[2].size() < kTokenBytesMin) {
-        return wrong(absl::StrCat("has a token of ", words[2].size(), " bytes; it must have ",
-                                  kTokenBytesMin, " or more"));
+        return wrong(absl::StrCat("has a token of ", Counted(words[2].size(), "byte"),
+                                  "; it must have ", kTokenBytesMin, " or more"));
       }
       tokens.texts_.push_back({HashOf(words[2]), *identity});
     } else if (words[1] == "service-account") {

@@ -61,7 +61,8 @@ class BoundedLog {
     const std::optional<uint64_t> left_out = Take(now_ns);
     if (!left_out) return;
     if (*left_out == 0) return Log(level, parts...);
-    Log(level, parts..., " (", *left_out, " lines like this before it were left out)");
+    Log(level, parts..., " (", *left_out, *left_out == 1 ? " line" : " lines",
+        " like this left out before it)");
   }
 
  private:

@@ -93,7 +93,7 @@ TEST_CASE("BoundedLog: it takes some lines at once, then one a second", "[teleme
   now_ns += kSecond;
   for (int i = 0; i < 5; ++i) log.Write(now_ns, LogLevel::kInfo, "more");
   CHECK(lines.size() == BoundedLog::kAtOnce + 1);
-  CHECK(lines.back() == "more (100 lines like this before it were left out)");
+  CHECK(lines.back() == "more (100 lines like this left out before it)");
   now_ns += 100 * kSecond;
   for (int i = 0; i < 120; ++i) log.Write(now_ns, LogLevel::kInfo, "later");
   CHECK(lines.size() == 2 * BoundedLog::kAtOnce + 1);

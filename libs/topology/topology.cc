@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "libs/base/bytes.h"
+#include "libs/base/counted.h"
 
 namespace talweg::topology {
 namespace {
@@ -134,13 +135,10 @@ const Gpu* Topology::FindGpu(std::string_view pci_address) const {
 }
 
 std::string Topology::ToString() const {
-  const auto counted = [](size_t count, const char* what) {
-    return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
-  };
   uint64_t memory_bytes = 0;
   for (const NumaNode& node : numa_nodes) memory_bytes += node.memory_bytes;
-  return absl::StrCat(counted(socket_count, "socket"), ", ", counted(cores.size(), "core"), ", ",
-                      counted(CpuCount(), "cpu"), ", ", counted(numa_nodes.size(), "NUMA node"),
+  return absl::StrCat(Counted(socket_count, "socket"), ", ", Counted(cores.size(), "core"), ", ",
+                      Counted(CpuCount(), "cpu"), ", ", Counted(numa_nodes.size(), "NUMA node"),
                       ", ", FormatBytes(memory_bytes));
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 
 namespace talweg::view {
 namespace {
@@ -17,7 +18,7 @@ constexpr uint32_t kNobody = 0xffffffff;
 
 std::string Describe(const Group& group) {
   if (group.empty()) return "all ranks";
-  std::string text = std::to_string(group.size()) + (group.size() == 1 ? " rank (" : " ranks (");
+  std::string text = Counted(group.size(), "rank") + " (";
   for (size_t i = 0; i < group.size() && i < kPlacesShown; ++i) {
     if (i > 0) text += ", ";
     text +=

@@ -8,6 +8,7 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/wire/fields.h"
 
 namespace talweg::wire {
@@ -429,8 +430,8 @@ std::variant<Frame, ParseError> ParseFrame(std::span<const std::byte> bytes) {
   in.Get(header.entry_count);
   in.Get(header.credit_bytes);
   if (!in.ok()) {
-    return ParseError{"a frame of " + std::to_string(bytes.size()) +
-                      " bytes is shorter than its header of " + std::to_string(kHeaderBytes)};
+    return ParseError{"a frame of " + Counted(bytes.size(), "byte") +
+                      " is shorter than its header of " + std::to_string(kHeaderBytes)};
   }
   if (magic != kMagic) {
     return ParseError{"magic is " + Hex(magic) + ", not " + Hex(kMagic) +
@@ -449,7 +450,7 @@ std::variant<Frame, ParseError> ParseFrame(std::span<const std::byte> bytes) {
   if (!ReadBody(header, bytes.subspan(kHeaderBytes), frame.entries)) {
     return ParseError{std::string("the entries of a ") + FrameTypeName(header.type) + " frame (" +
                       std::to_string(header.entry_count) + " in " +
-                      std::to_string(header.body_bytes) + " bytes) do not parse"};
+                      Counted(header.body_bytes, "byte") + ") do not parse"};
   }
   return frame;
 }

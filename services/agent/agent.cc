@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/config/ready.h"
 #include "libs/rpc/call_gate.h"
 #include "libs/rpc/secret.h"
@@ -270,10 +271,10 @@ absl::Status Agent::OpenAdmin() {
 }
 
 absl::Status Agent::Run() {
-  telemetry::Log(telemetry::LogLevel::kInfo, "serving ", config_.rank_count,
-                 config_.rank_count == 1 ? " rank" : " ranks", " of job '", config_.job,
-                 "' as node ", config_.node_rank, " at ", options_.socket_path, ", admin at ",
-                 admin_->address(), standalone() ? ", alone" : "");
+  telemetry::Log(telemetry::LogLevel::kInfo, "serving ", Counted(config_.rank_count, "rank"),
+                 " of job '", config_.job, "' as node ", config_.node_rank, " at ",
+                 options_.socket_path, ", admin at ", admin_->address(),
+                 standalone() ? ", alone" : "");
   loop_->AddPoller(this);
   driver_->Join();
   loop_->Run();

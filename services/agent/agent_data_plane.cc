@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/base/shown_address.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
@@ -246,7 +247,7 @@ void AgentDataPlane::OnFrame(ConnectionId connection, std::span<const std::byte>
   }
   const wire::Frame& frame = std::get<wire::Frame>(parsed);
   telemetry::Log(telemetry::LogLevel::kDebug, "received ", wire::FrameTypeName(frame.header.type),
-                 " of ", bytes.size(), " bytes, with ", frame.header.entry_count,
+                 " of ", Counted(bytes.size(), "byte"), ", with ", frame.header.entry_count,
                  " entries, from connection ", name);
   events_->OnPeerFrame(name, frame);
 }

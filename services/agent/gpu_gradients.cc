@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "libs/base/counted.h"
 #include "libs/status/status.h"
 
 namespace talweg::agent {
@@ -86,9 +87,9 @@ absl::Status GpuGradients::CheckPush(LocalRank local_rank, pipeline::TensorIndex
   if (buffer->gpu != part->gpu || source.offset % DTypeSize(spec.collective.dtype) != 0 ||
       source.offset > buffer->span.bytes || spec.bytes() > buffer->span.bytes - source.offset) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a push of tensor '", spec.name, "' (", spec.bytes(), " bytes) from offset ",
-                     source.offset, " of buffer ", source.buffer, ", which has ",
-                     buffer->span.bytes, " bytes, on the tensor's GPU or another"));
+        absl::StrCat("a push of tensor '", spec.name, "' (", Counted(spec.bytes(), "byte"),
+                     ") from offset ", source.offset, " of buffer ", source.buffer, ", which has ",
+                     Counted(buffer->span.bytes, "byte"), ", on the tensor's GPU or another"));
   }
   if (part->open && !(source.again && part->round == round)) {
     return absl::InvalidArgumentError(

@@ -320,7 +320,7 @@ void AggregatorDataPlane::OnJobFrame(ConnectionId id, JobConnections::Entry& ent
   }
   const wire::Frame& frame = std::get<wire::Frame>(parsed);
   telemetry::Log(telemetry::LogLevel::kDebug, "received ", wire::FrameTypeName(frame.header.type),
-                 " of ", bytes.size(), " bytes, with ", frame.header.entry_count,
+                 " of ", Counted(bytes.size(), "byte"), ", with ", frame.header.entry_count,
                  " entries, from connection ", id);
   const auto* contributions = std::get_if<std::vector<wire::Contribute>>(&frame.entries);
   const uint64_t before_bytes = job.core.counters().contribution_bytes;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "libs/base/counted.h"
 #include "libs/telemetry/log.h"
 
 namespace talweg::aggregator {
@@ -61,8 +62,8 @@ void Lobby::OnAccepted(ConnectionId id, const DataPeer& peer, size_t others_of_p
   const size_t unproven_max = options_->unproven_connections_max;
   if (unproven_max == 0 || guests_.size() <= unproven_max || !oldest) return;
   ++totals_->connections_over_limit;
-  Close(*oldest, "more than " + std::to_string(unproven_max) +
-                     " connections have not said whose they are, and it is the oldest");
+  Close(*oldest, "only " + Counted(unproven_max, "connection") +
+                     " may not have said whose they are, and it is the oldest");
 }
 
 std::optional<wire::Frame> Lobby::OnFrame(ConnectionId id, std::span<const std::byte> bytes) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "libs/base/counted.h"
 #include "libs/rpc/authorization.h"
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/secret.h"
@@ -234,7 +235,7 @@ absl::Status SchedulerDriver::CheckSecrets(std::string_view method, const Reques
   const std::string& session = request.session_secret();
   if (session.size() == rpc::kSecretBytes) return absl::OkStatus();
   return ToStatus({Code::kInvalid, "session_secret of " + who + " has " +
-                                       std::to_string(session.size()) + " bytes; draw " +
+                                       Counted(session.size(), "byte") + "; draw " +
                                        std::to_string(rpc::kSecretBytes) + " at random"});
 }
 

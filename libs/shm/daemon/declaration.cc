@@ -5,6 +5,7 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/collective.h"
+#include "libs/base/counted.h"
 #include "libs/shm/layout/parts.h"
 
 namespace talweg::shm {
@@ -40,7 +41,7 @@ std::string GroupError(const Declare& declare, uint32_t rank, uint32_t job_size)
   for (uint32_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] >= job_size) {
       return "rank " + std::to_string(ranks[i]) + " of its group does not exist: the job has " +
-             std::to_string(job_size) + " ranks";
+             Counted(job_size, "rank");
     }
     if (i > 0 && ranks[i] <= ranks[i - 1]) {
       return "its group names rank " + std::to_string(ranks[i]) + " after rank " +
@@ -49,16 +50,16 @@ std::string GroupError(const Declare& declare, uint32_t rank, uint32_t job_size)
   }
   if (!ranks.empty() && ranks.Find(rank) == ranks.size()) {
     return "rank " + std::to_string(rank) + " declares it, and is not in its group of " +
-           std::to_string(ranks.size()) + " ranks; only they may declare it";
+           Counted(ranks.size(), "rank") + "; only they may declare it";
   }
   if (!declare.collective().has_root()) return "";
   if (declare.root_rank >= job_size) {
     return "root rank " + std::to_string(declare.root_rank) + " does not exist: the job has " +
-           std::to_string(job_size) + " ranks";
+           Counted(job_size, "rank");
   }
   if (!ranks.empty() && ranks.Find(declare.root_rank) == ranks.size()) {
     return "root rank " + std::to_string(declare.root_rank) + " is not in its group of " +
-           std::to_string(ranks.size()) + " ranks";
+           Counted(ranks.size(), "rank");
   }
   return "";
 }
@@ -85,8 +86,8 @@ std::string DeclarationError(const Declare& declare, uint32_t rank, uint32_t job
   }
   const uint32_t rank_count = declare.ranks.empty() ? job_size : declare.ranks.size();
   if (!BufferShape::Fits(collective, rank_count)) {
-    return tensor + Describe(collective) + " of " + std::to_string(rank_count) +
-           " ranks passes the limit of " + FormatBytes(kTensorBytesMax) +
+    return tensor + Describe(collective) + " of " + Counted(rank_count, "rank") +
+           " passes the limit of " + FormatBytes(kTensorBytesMax) +
            " a tensor; cut it into several";
   }
   return "";

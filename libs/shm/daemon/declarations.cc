@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/shm/daemon/declaration.h"
 
 namespace talweg::shm {
@@ -56,8 +57,8 @@ void Declarations::OnDeclare(Connection& connection, uint32_t request, const Dec
   if (declaration.on_device && !is_simple) {
     Refuse(connection.id, RequestId(request), RankStatus::kUnsupported,
            "tensor '" + declaration.name + "' was declared on a GPU as " + Describe(collective) +
-               " of " + std::to_string(declaration.rank_count) +
-               " ranks; declare it in host memory, or an all_reduce or a broadcast of "
+               " of " + Counted(declaration.rank_count, "rank") +
+               "; declare it in host memory, or an all_reduce or a broadcast of "
                "all ranks");
     return;
   }

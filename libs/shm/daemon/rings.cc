@@ -5,6 +5,7 @@
 #include <atomic>
 #include <limits>
 
+#include "libs/base/counted.h"
 #include "libs/shm/layout/rank_sums.h"
 
 namespace talweg::shm {
@@ -212,7 +213,7 @@ std::string Rings::TakeLengths(const TensorOfRank& tensor, const RingEntry& entr
         std::atomic_ref<uint32_t>(table[parts[i]]).load(std::memory_order_relaxed);
     if (!shape.IsLength(length)) {
       return "a push of tensor " + std::to_string(entry.tensor) + " with " +
-             std::to_string(length) + " bytes as its part " + std::to_string(parts[i]) +
+             Counted(length, "byte") + " as its part " + std::to_string(parts[i]) +
              ", of which there are at most " + std::to_string(shape.part_bytes) +
              " in elements of " + std::to_string(shape.element_bytes);
     }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/base/descriptor.h"
 #include "libs/base/signature_text.h"
 #include "libs/shm/daemon/arrival_log.h"
@@ -406,8 +407,7 @@ class FakeAgent::Impl final : public RankEventSink {
       for (uint32_t part = 0; part < tensor.declaration.shape().part_count; ++part) {
         const uint64_t bytes = tensor.Length(first, part);
         if (tensor.Length(rank, part) == bytes) continue;
-        return who + std::to_string(bytes) + " bytes" + other +
-               std::to_string(tensor.Length(rank, part)) + " bytes";
+        return who + Counted(bytes, "byte") + other + Counted(tensor.Length(rank, part), "byte");
       }
     }
     return "";

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libs/base/bytes.h"
+#include "libs/base/counted.h"
 #include "libs/status/status.h"
 
 namespace talweg::transport {
@@ -50,7 +51,7 @@ absl::StatusOr<size_t> LocalConnection::Room() {
   if (peer_read < peer_read_ || peer_read > written_) {
     return absl::InvalidArgumentError(peer_ + " says that it has read " +
                                       std::to_string(peer_read) + " of " +
-                                      std::to_string(written_) + " bytes written to it");
+                                      Counted(written_, "byte") + " written to it");
   }
   peer_read_ = peer_read;
   return ours_.ring_bytes() - static_cast<size_t>(written_ - peer_read_);
@@ -137,7 +138,7 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
       header.length > available - kRecordHeaderBytes) {
     return absl::InvalidArgumentError(
         peer_ + " has written a broken record at " + std::to_string(read_) + ": length " +
-        std::to_string(header.length) + ", " + std::to_string(available) + " bytes available");
+        std::to_string(header.length) + ", " + Counted(available, "byte") + " available");
   }
   const std::byte* const bytes = theirs_.At(read_) + kRecordHeaderBytes;
   ReadResult result = ReadResult::kWrite;
@@ -147,8 +148,8 @@ absl::StatusOr<LocalConnection::ReadResult> LocalConnection::Read(const RegionTa
   } else if (header.type == RecordType::kWrite) {
     const auto place = PlaceIn(regions, header.key, header.address, header.length, identity_);
     if (!place) {
-      return absl::InvalidArgumentError(peer_ + " has written " + std::to_string(header.length) +
-                                        " bytes to a place that was not "
+      return absl::InvalidArgumentError(peer_ + " has written " + Counted(header.length, "byte") +
+                                        " to a place that was not "
                                         "given to it");
     }
     memcpy(place->data(), bytes, header.length);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/status/status.h"
 
 namespace talweg::transport {
@@ -177,8 +178,8 @@ absl::StatusOr<std::optional<PeerDescriptors>> ReceiveHandshake(int socket) {
   PeerDescriptors peer = TakeDescriptors(message);
   if (got == 0) return absl::UnavailableError("it hung up before the handshake");
   if (got < static_cast<ssize_t>(sizeof(hello)) || hello.magic != HandshakeMessage::kMagic) {
-    return absl::InvalidArgumentError("it is not a Talweg process: it sent " + std::to_string(got) +
-                                      " bytes that are not a handshake");
+    return absl::InvalidArgumentError("it is not a Talweg process: it sent " +
+                                      Counted(got, "byte") + " that are not a handshake");
   }
   if (hello.refused != 0) {
     return absl::UnavailableError("it refused: " +

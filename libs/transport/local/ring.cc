@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "libs/base/bytes.h"
+#include "libs/base/counted.h"
 #include "libs/status/status.h"
 
 namespace talweg::transport {
@@ -96,8 +97,7 @@ absl::StatusOr<RingMapping> RingMapping::Open(int memory_descriptor) {
   const size_t ring_bytes = static_cast<size_t>(file.st_size) - kRingDataOffset;
   if (file.st_size <= static_cast<off_t>(kRingDataOffset) || !std::has_single_bit(ring_bytes) ||
       ring_bytes < kRingBytesMin || ring_bytes > kRingBytesMax) {
-    return absl::InvalidArgumentError("the peer's ring has " + std::to_string(file.st_size) +
-                                      " bytes");
+    return absl::InvalidArgumentError("the peer's ring has " + Counted(file.st_size, "byte"));
   }
   RingMapping ring;
   TALWEG_RETURN_IF_ERROR(ring.Map(memory_descriptor, ring_bytes, PROT_READ));
@@ -106,7 +106,7 @@ absl::StatusOr<RingMapping> RingMapping::Open(int memory_descriptor) {
       control.ring_bytes != ring_bytes) {
     return absl::InvalidArgumentError(
         "the peer's ring has version " + std::to_string(control.version) +
-        " and says that it has " + std::to_string(control.ring_bytes) + " bytes; expected " +
+        " and says that it has " + Counted(control.ring_bytes, "byte") + "; expected " +
         std::to_string(kRingVersion) + " and " + std::to_string(ring_bytes));
   }
   return ring;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/status/status.h"
 
 namespace talweg::transport {
@@ -272,8 +273,8 @@ absl::StatusOr<std::span<std::byte>> TcpConnection::BodyPlace(const RegionTable&
   if (header_.type == TcpRecordType::kWrite && length > 0 && length <= kWriteRecordBytesMax) {
     const auto place = PlaceIn(regions, header_.key, header_.address, length, identity_);
     if (place) return *place;
-    return absl::InvalidArgumentError("has written " + std::to_string(length) +
-                                      " bytes to a place that was not given to it");
+    return absl::InvalidArgumentError("has written " + Counted(length, "byte") +
+                                      " to a place that was not given to it");
   }
   return absl::InvalidArgumentError(
       "has sent a record of type " + std::to_string(static_cast<uint32_t>(header_.type)) +

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "libs/base/check.h"
+#include "libs/base/counted.h"
 #include "libs/status/status.h"
 #include "libs/transport/tcp/channel.h"
 #include "libs/transport/tcp/readable_socket.h"
@@ -267,8 +268,8 @@ absl::Status TlsRecordChannel::OnMessage(uint8_t type, std::span<const std::byte
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError("has sent a TLS message of type " + std::to_string(type) +
-                                    " and " + std::to_string(message.size()) +
-                                    " bytes, which is not due");
+                                    " and " + Counted(message.size(), "byte") +
+                                    ", which is not due");
 }
 
 }  // namespace

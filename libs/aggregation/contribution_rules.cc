@@ -6,6 +6,7 @@
 
 #include "libs/base/counted.h"
 #include "libs/base/signature_text.h"
+#include "libs/wire/travel_lengths.h"
 
 namespace talweg::aggregation {
 
@@ -27,11 +28,8 @@ bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
   if (!wire::CarriesData(entry.form)) return entry.length_bytes != 0 || entry.travel_bytes != 0;
   if (entry.length_bytes > slice.length_bytes) return true;
   if (entry.length_bytes % DTypeSize(collective.dtype) != 0) return true;
-  if (entry.form == Form::kInline && entry.bytes.size() != entry.travel_bytes) return true;
-  if (collective.encodes() && !IsOfFinish(entry)) {
-    return entry.travel_bytes > collective.travel_bytes_max(entry.length_bytes);
-  }
-  return entry.travel_bytes != entry.length_bytes;
+  return !wire::TravelLengthsAgree(entry,
+                                   IsOfFinish(entry) ? Encoding::kPlain : collective.encoding);
 }
 
 std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,

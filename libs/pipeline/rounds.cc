@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "libs/base/counted.h"
+#include "libs/wire/travel_lengths.h"
 
 namespace talweg::pipeline {
 
@@ -82,11 +83,9 @@ bool Rounds::IsExpected(const AgentTensor& tensor, Incarnation incarnation,
 bool Rounds::TakeBytes(const AgentTensor& tensor, const wire::Result& entry, uint32_t position,
                        Effects& out) {
   const Collective& collective = tensor.spec.collective;
-  const bool fits = tensor.travels_encoded()
-                        ? entry.travel_bytes <= collective.travel_bytes_max(entry.length_bytes)
-                        : entry.travel_bytes == entry.length_bytes;
-  if (entry.form == wire::Form::kEmpty || !fits ||
-      (entry.form == wire::Form::kInline && entry.bytes.size() != entry.travel_bytes)) {
+  if (entry.form == wire::Form::kEmpty ||
+      !wire::TravelLengthsAgree(
+          entry, tensor.travels_encoded() ? collective.encoding : Encoding::kPlain)) {
     return false;
   }
   if (entry.form == wire::Form::kWritten) {

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/base/random.h"
+#include "libs/wire/travel_lengths.h"
 
 namespace talweg::wire {
 namespace {
@@ -174,6 +175,33 @@ TEST_CASE("ParseFrame: a newer minor version may append to entries", "[wire]") {
   const auto body_bytes = static_cast<uint32_t>(bytes.size() - kHeaderBytes);
   std::memcpy(bytes.data() + 24, &body_bytes, 4);
   CHECK(ErrorOf(bytes) == "");
+}
+
+TEST_CASE("TravelLengthsAgree: plain bytes are all there, encoded ones at most the bound",
+          "[wire]") {
+  const std::vector<std::byte> bytes(200);
+  const auto agree = [&](Encoding encoding, uint32_t length, uint32_t travel) {
+    return TravelLengthsAgree(Result{.length_bytes = length, .travel_bytes = travel}, encoding);
+  };
+  CHECK(agree(Encoding::kPlain, 100, 100));
+  CHECK_FALSE(agree(Encoding::kPlain, 100, 99));
+  CHECK_FALSE(agree(Encoding::kPlain, 100, 101));
+  CHECK(agree(Encoding::kRuns, 100, 1));
+  CHECK(agree(Encoding::kRuns, 100, 128));
+  CHECK_FALSE(agree(Encoding::kRuns, 100, 129));
+  CHECK(agree(Encoding::kTwice, 100, 256));
+  CHECK_FALSE(agree(Encoding::kTwice, 100, 257));
+
+  const auto inside = [&](size_t count, uint32_t travel) {
+    return TravelLengthsAgree(Contribute{.length_bytes = 100,
+                                         .travel_bytes = travel,
+                                         .form = Form::kInline,
+                                         .bytes = std::span(bytes).first(count)},
+                              Encoding::kRuns);
+  };
+  CHECK(inside(90, 90));
+  CHECK_FALSE(inside(89, 90));
+  CHECK_FALSE(inside(91, 90));
 }
 
 TEST_CASE("ParseFrame: a group that is not in order is refused", "[wire]") {

@@ -1,13 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/store/sqlite_database.h"
 
+#include <cerrno>
+#include <system_error>
+
 namespace talweg::store {
 
 absl::Status SqliteError(sqlite3* database, const std::string& path, const std::string& doing) {
   const int code = sqlite3_errcode(database) & 0xff;
-  const std::string text = "store " + path + ": cannot " + doing + ": " + sqlite3_errmsg(database) +
-                           " (SQLite's code " + std::to_string(sqlite3_extended_errcode(database)) +
-                           ")";
+  std::string text = "store " + path + ": cannot " + doing + ": " + sqlite3_errmsg(database) +
+                     " (SQLite's code " + std::to_string(sqlite3_extended_errcode(database));
+  const bool has_cause = code == SQLITE_IOERR || code == SQLITE_CANTOPEN;
+  const int cause = has_cause ? sqlite3_system_errno(database) : 0;
+  if (cause != 0) text += ": " + std::generic_category().message(cause);
+  text += ")";
+  if (cause == EDQUOT || cause == EFBIG) {
+    return absl::ResourceExhaustedError(text + "; raise that limit, or make room below it");
+  }
   switch (code) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
@@ -21,6 +30,7 @@ absl::Status SqliteError(sqlite3* database, const std::string& path, const std::
     case SQLITE_PERM:
     case SQLITE_CANTOPEN:
       return absl::PermissionDeniedError(text + "; check its directory and its permissions");
+    case SQLITE_IOERR: return absl::InternalError(text + "; check its disk, or move it to another");
     default: return absl::InternalError(text);
   }
 }
@@ -51,17 +61,17 @@ void Statement::BindNext(const std::string& value) {
 }
 
 absl::Status Statement::Run() {
-  while (Next()) {
+  while (Step("write")) {
   }
   return status_;
 }
 
-bool Statement::Next() {
+bool Statement::Step(const char* doing) {
   if (!status_.ok()) return false;
   column_ = 0;
   const int code = sqlite3_step(handle_.get());
   if (code == SQLITE_ROW) return true;
-  if (code != SQLITE_DONE) Note(code, sqlite3_stmt_readonly(handle_.get()) ? "read" : "write");
+  if (code != SQLITE_DONE) Note(code, doing);
   return false;
 }
 

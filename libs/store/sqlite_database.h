@@ -19,7 +19,7 @@ struct SqliteCloser {
 };
 using SqliteHandle = std::unique_ptr<sqlite3, SqliteCloser>;
 
-// "store /path: cannot insert: disk I/O error (extended code 778)"
+// "store /path: cannot write: disk I/O error (SQLite's code 778: Input/output error)"
 absl::Status SqliteError(sqlite3* database, const std::string& path, const std::string& doing);
 
 // One statement, bound and read from left to right. status() returns the first failure. Unsigned
@@ -36,7 +36,7 @@ class Statement {
   // Runs a statement without rows.
   absl::Status Run();
   // Whether there is another row. False also after a failure.
-  bool Next();
+  bool Next() { return Step("read"); }
   // The columns of the row, in order.
   uint64_t Number() {
     return static_cast<uint64_t>(sqlite3_column_int64(handle_.get(), column_++));
@@ -46,6 +46,7 @@ class Statement {
   const absl::Status& status() const { return status_; }
 
  private:
+  bool Step(const char* doing);
   void BindNext(uint64_t value);
   void BindNext(const std::string& value);
   void Note(int code, const char* doing);

@@ -85,6 +85,13 @@ bool ReadHex(const std::string& text, membership::SecretHash& hash) {
   return true;
 }
 
+// The status of a failed system call, with the remedy if there is no room.
+absl::Status FileStatus(int error_number, const std::string& what) {
+  const absl::Status failed = status::ErrnoStatus(error_number, what);
+  if (failed.code() != absl::StatusCode::kResourceExhausted) return failed;
+  return absl::ResourceExhaustedError(std::string(failed.message()) + "; make room on its disk");
+}
+
 constexpr const char* kJobTables[] = {"jobs", "members", "view_members", "view_aggregators"};
 
 // The right to be the store's only writer, for as long as this lives or until the process ends in
@@ -94,10 +101,10 @@ class Lock {
   static absl::StatusOr<std::unique_ptr<Lock>> Take(const std::string& store_path) {
     const std::string path = store_path + ".lock";
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return status::ErrnoStatus(errno, "open " + path);
+    if (fd < 0) return FileStatus(errno, "open " + path);
     auto lock = std::unique_ptr<Lock>(new Lock(fd));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return status::ErrnoStatus(errno, "lock " + path);
+      if (errno != EWOULDBLOCK) return FileStatus(errno, "lock " + path);
       char holder[32] = "";
       const ssize_t bytes = pread(fd, holder, sizeof holder - 1, 0);
       const std::string pid(holder, bytes > 0 ? static_cast<size_t>(bytes) : 0);
@@ -108,7 +115,7 @@ class Lock {
     }
     const std::string pid = std::to_string(getpid());
     if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) < 0) {
-      return status::ErrnoStatus(errno, "write " + path);
+      return FileStatus(errno, "write " + path);
     }
     return lock;
   }
@@ -240,10 +247,10 @@ absl::Status SqliteStore::MakeSchema() {
   const std::string directory = std::filesystem::path(path_).parent_path().string();
   const int fd =
       open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return status::ErrnoStatus(errno, "open " + directory);
+  if (fd < 0) return FileStatus(errno, "open " + directory);
   const int synced = fsync(fd) == 0 ? 0 : errno;
   close(fd);
-  return synced == 0 ? absl::OkStatus() : status::ErrnoStatus(synced, "sync " + directory);
+  return synced == 0 ? absl::OkStatus() : FileStatus(synced, "sync " + directory);
 }
 
 absl::Status SqliteStore::Write(const StoreWrite& write) {
@@ -503,8 +510,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
   std::error_code error;
   if (!directory.empty() && !std::filesystem::exists(directory, error)) {
     std::filesystem::create_directories(directory, error);
-    if (error)
-      return status::ErrnoStatus(error.value(), "make the directory " + directory.string());
+    if (error) return FileStatus(error.value(), "make the directory " + directory.string());
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   }
   if (std::filesystem::is_directory(path, error)) {
@@ -515,7 +521,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
   TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Lock> lock, Lock::Take(path));
   // Views hold what lets members into aggregators. SQLite's other files get this file's mode.
   const int made = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (made < 0) return status::ErrnoStatus(errno, "open store " + path);
+  if (made < 0) return FileStatus(errno, "open store " + path);
   close(made);  // Later this would end SQLite's locks.
   sqlite3* opened = nullptr;
   const int code =
@@ -527,7 +533,7 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) 
   // An older release has left them readable for others.
   for (const std::string& file : {path, path + "-wal"}) {
     if (chmod(file.c_str(), 0600) != 0 && errno != ENOENT) {
-      return status::ErrnoStatus(errno, "chmod 600 " + file);
+      return FileStatus(errno, "chmod 600 " + file);
     }
   }
   return store;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/store/store.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sqlite3.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -254,6 +257,72 @@ TEST_CASE("Store: missing directories are made, and the error names what cannot 
         "store " + directory.Path("a") + " is a directory; name a file in it, such as " +
             directory.Path("a/scheduler.db"));
   CHECK_FALSE(std::filesystem::exists(directory.Path("a.lock")));
+}
+
+// A file system of its own in a directory, which only this process sees.
+class SmallDisk {
+ public:
+  explicit SmallDisk(const std::string& path) : path_(path) {
+    std::filesystem::create_directory(path);
+    works_ = unshare(CLONE_NEWNS) == 0 && mount("", "/", "", MS_REC | MS_PRIVATE, "") == 0 &&
+             mount("tmpfs", path.c_str(), "tmpfs", 0, "size=256k") == 0;
+  }
+  ~SmallDisk() {
+    if (works_) umount2(path_.c_str(), MNT_DETACH);
+  }
+  bool works() const { return works_; }
+
+  // Leaves no free byte.
+  void Fill() const {
+    std::ofstream file(path_ + "/filler", std::ios::binary);
+    while (file << std::string(4096, 'x') << std::flush) {
+    }
+    REQUIRE(std::filesystem::space(path_).available == 0);
+  }
+  void MakeRoom() const { std::filesystem::remove(path_ + "/filler"); }
+
+ private:
+  const std::string path_;
+  bool works_ = false;
+};
+
+TEST_CASE("Store: a full disk is named with its remedy, and nothing acknowledged is lost",
+          "[store]") {
+  const TestDirectory directory;
+  const SmallDisk disk(directory.Path("disk"));
+  if (!disk.works()) {
+    std::printf("SKIPPED: this user may mount no file system\n");
+    return;
+  }
+  const std::string path = directory.Path("disk/s.db");
+  std::unique_ptr<Store> store = Open(path);
+  StoreWrite write;
+  absl::Status status;
+  disk.Fill();
+  Random random(4);
+  Snapshot acknowledged;
+  // The log may have room for some writes.
+  for (int i = 0; i < 1000 && status.ok(); ++i) {
+    write = RandomWrite(random);
+    status = store->Write(write);
+    if (status.ok()) membership::Apply(write, acknowledged);
+  }
+  CHECK(status.code() == absl::StatusCode::kResourceExhausted);
+  const std::string text(status.message());
+  CHECK(text.find("store " + path + ": cannot write: ") == 0);
+  CHECK(text.find("full") != std::string::npos);
+  CHECK(text.find("make room on its disk") != std::string::npos);
+  CHECK(LoadOf(*store) == acknowledged);
+
+  store.reset();
+  const absl::Status other = OpenSqliteStore(directory.Path("disk/other.db")).status();
+  CHECK(other.code() == absl::StatusCode::kResourceExhausted);
+  CHECK(std::string(other.message()).find("make room on its disk") != std::string::npos);
+
+  disk.MakeRoom();
+  store = Open(path);
+  CHECK(LoadOf(*store) == acknowledged);
+  MustWrite(*store, write);
 }
 
 TEST_CASE("Store: only its user may read or write it", "[store]") {

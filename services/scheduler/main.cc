@@ -95,7 +95,9 @@ absl::Status Serve(const config::SchedulerConfig& config) {
   }
   loop->Run();
   daemon->Shutdown();
-  return failure;
+  return status::Annotate(
+      failure,
+      "the scheduler ends, and steps go on without it; start it again once its store works");
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "libs/pipeline/agent_core_config.h"
+
 namespace talweg::pipeline {
 namespace {
 
@@ -38,6 +40,20 @@ std::string RanksOfNode(const view::View* view, const TensorSpec& spec, NodeRank
   const std::string text = "node " + std::to_string(node.value());
   if (ranks.empty()) return text;
   return (ranks.size() == 1 ? "rank " : "ranks ") + Listed(ranks) + " of " + text;
+}
+
+bool IsAwaited(const AgentTensor& tensor) {
+  return tensor.pushed_count > 0 && tensor.priority != kNobodyWaits && !tensor.spec.collective.side;
+}
+
+std::string AwaitedRounds(const std::vector<std::unique_ptr<AgentTensor>>& tensors) {
+  std::vector<std::string> rounds;
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors) {
+    if (!IsAwaited(*tensor) || tensor->failed_status != Status::kOk) continue;
+    rounds.push_back("round " + std::to_string(tensor->open_round().value()) + " of tensor '" +
+                     tensor->spec.name + "'");
+  }
+  return Listed(rounds);
 }
 
 }  // namespace talweg::pipeline

@@ -20,9 +20,7 @@ void Stalls::OnTick(int64_t now_ns, Effects& out) {
   if (now_ns >= due_ns_) {
     due_ns_ = TickTimer::kNever;
     for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
-      const bool is_awaited = tensor->pushed_count > 0 && tensor->priority != kNobodyWaits &&
-                              !tensor->spec.collective.side;
-      if (!is_awaited) continue;
+      if (!IsAwaited(*tensor)) continue;
       const int64_t limit_ns = tensor->first_push_ns + config_->stall_ns;
       if (now_ns < limit_ns) {
         due_ns_ = std::min(due_ns_, limit_ns);

@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/pipeline/agent_core_fixture.h"
+#include "libs/pipeline/names.h"
 
 namespace talweg::pipeline {
 namespace {
@@ -95,8 +96,10 @@ TEST_CASE("Stalls: a round that nobody waits for may stay open", "[pipeline]") {
   f.Push(0, 0, 1, kNobodyWaits);
   f.Pass(60);
   CHECK(f.failure() == "");
+  CHECK(AwaitedRounds(f.member.tensors()) == "");
   f.Open(Spec("x", 10));
   f.Push(0, 1, 1);
+  CHECK(AwaitedRounds(f.member.tensors()) == "round 1 of tensor 'x'");
   f.Pass(5);
   CHECK_THAT(f.failure(), Contains("tensor 'x'"));
 }

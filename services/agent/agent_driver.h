@@ -178,6 +178,7 @@ class AgentDriver final : public PeerEvents {
 
   JobId job_;
   absl::Status end_;
+  std::string left_without_;  // The rounds that were open when the ranks were done.
 };
 
 }  // namespace talweg::agent

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "libs/base/counted.h"
+#include "libs/pipeline/names.h"
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
 #include "libs/transport/proof/data_key.h"
@@ -106,7 +107,9 @@ bool AgentDriver::Stop(const std::string& why) {
 absl::Status AgentDriver::Leave() {
   const LifeEnd& end = life_.how_it_ends();
   return link_->Leave(
-      end.finished ? JobLink::LeaveReason::kFinished : JobLink::LeaveReason::kStopped, end.text);
+      end.finished ? JobLink::LeaveReason::kFinished : JobLink::LeaveReason::kStopped,
+      left_without_.empty() ? end.text
+                            : end.text + "; they left without the result of " + left_without_);
 }
 
 LifeSight AgentDriver::Look() const {
@@ -133,6 +136,14 @@ void AgentDriver::Live() {
       return;
     }
     case LifeStep::kLeave:
+      if (life_.how_it_ends().finished) {
+        left_without_ = pipeline::AwaitedRounds(core().tensors());
+      }
+      if (!left_without_.empty()) {
+        telemetry::Log(telemetry::LogLevel::kWarning, "the ranks have left without the result of ",
+                       left_without_,
+                       ", which other nodes may need still: wait for every call before shutdown()");
+      }
       runner_.Deliver([this](pipeline::Effects& out) { runner_.core().Leave(out); });
       return;
     case LifeStep::kEnd: options_.on_end(); return;

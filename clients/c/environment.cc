@@ -16,6 +16,10 @@ using shm::RankStatus;
 
 namespace {
 
+// Returns whether the text does not begin with a digit. strtoul takes space and signs, too, and
+// makes a large number of a negative one.
+bool IsNoNumber(const char* text) { return *text < '0' || *text > '9'; }
+
 // Returns false if the variable is not set.
 bool LocalRankFrom(const char* name, uint32_t* local_rank, RankStatus* status, ErrorText& error) {
   const char* text = std::getenv(name);
@@ -23,7 +27,8 @@ bool LocalRankFrom(const char* name, uint32_t* local_rank, RankStatus* status, E
   char* end = nullptr;
   errno = 0;
   const unsigned long value = std::strtoul(text, &end, 10);
-  if (errno != 0 || *end != '\0' || *text == '-' || value >= TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
+  if (errno != 0 || *end != '\0' || IsNoNumber(text) ||
+      value >= TALWEG_LOCAL_RANK_FROM_ENVIRONMENT) {
     *status = error.Fail(RankStatus::kInvalidArgument,
                          "$%s is '%s', which is not a local rank; set it to 0, 1, ... or unset it",
                          name, text);
@@ -51,7 +56,7 @@ RankStatus CacheBytesFromEnvironment(uint64_t* bytes, ErrorText& error) {
   char* end = nullptr;
   errno = 0;
   *bytes = std::strtoull(text, &end, 10);
-  if (errno == 0 && *end == '\0' && *text != '-' && *bytes > 0) return RankStatus::kOk;
+  if (errno == 0 && *end == '\0' && !IsNoNumber(text) && *bytes > 0) return RankStatus::kOk;
   return error.Fail(RankStatus::kInvalidArgument,
                     "$TALWEG_CACHE_BYTES is '%s', which is not a number of bytes; set it to "
                     "what of the last cache gradients may take, or unset it",

@@ -26,7 +26,8 @@ TEST_CASE("talweg_scale: it multiplies into other memory and in place", "[talweg
 
 TEST_CASE("talweg_scale: it refuses bools, dtypes that do not exist, and overlaps", "[talweg]") {
   std::vector<float> values(8, 1);
-  for (const talweg_dtype dtype : {TALWEG_BOOL, static_cast<talweg_dtype>(15)}) {
+  for (const talweg_dtype dtype :
+       {TALWEG_BOOL, static_cast<talweg_dtype>(15), static_cast<talweg_dtype>(256 + TALWEG_F32)}) {
     CHECK(talweg_scale(dtype, 2, values.data(), values.data(), 8) == TALWEG_INVALID_ARGUMENT);
     CHECK_THAT(talweg_last_error(), Contains("neither a float nor an integer"));
   }

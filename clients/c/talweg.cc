@@ -558,7 +558,8 @@ talweg_status talweg_barrier(talweg_client* client, const char* name, int64_t ti
 
 talweg_status talweg_scale(talweg_dtype dtype, double factor, const void* in, void* out,
                            uint64_t count) {
-  const DType scaled = static_cast<DType>(dtype);
+  const unsigned number = NumberIn(dtype);
+  const DType scaled = number > 0xff ? DType::kUnspecified : static_cast<DType>(number);
   if (!talweg::IsValid(scaled) || !talweg::reduce::IsScalable(scaled)) {
     return Invalid("talweg_scale: `dtype` is neither a float nor an integer");
   }

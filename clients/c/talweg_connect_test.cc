@@ -78,10 +78,14 @@ TEST_CASE("The environment names the socket and the local rank") {
   talweg_client* none = nullptr;
   CHECK(talweg_connect(nullptr, &none) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("'two'"));
+  ::setenv("TALWEG_LOCAL_RANK", " -18446744073709551615", 1);  // As an unsigned number it is 1.
+  CHECK(talweg_connect(nullptr, &none) == TALWEG_INVALID_ARGUMENT);
   ::setenv("TALWEG_LOCAL_RANK", "0", 1);
   ::setenv("TALWEG_CACHE_BYTES", "35 MB", 1);
   CHECK(talweg_connect(nullptr, &none) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("TALWEG_CACHE_BYTES") && Contains("'35 MB'"));
+  ::setenv("TALWEG_CACHE_BYTES", " -1", 1);
+  CHECK(talweg_connect(nullptr, &none) == TALWEG_INVALID_ARGUMENT);
   for (const char* name :
        {"TALWEG_AGENT_SOCKET", "TALWEG_LOCAL_RANK", "LOCAL_RANK", "TALWEG_CACHE_BYTES"}) {
     ::unsetenv(name);

@@ -278,8 +278,11 @@ def process_sets() -> None:
         for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
             expect(wrong, f"rank {rank}", call, tf.ones(4), process_set=some)
     assert int(hvd.process_set_included_op(some.process_set_id)) == int(included)
+    gone = 10  # Nobody has registered it. A graph may ask for a set that has been removed.
+    asked = tf.function(lambda: hvd.process_set_included_op(gone))
+    assert int(hvd.process_set_included_op(gone)) == int(asked()) == -3
     unknown = hvd.ProcessSet([rank])
-    unknown.process_set_id = 10
+    unknown.process_set_id = gone
     expect(ValueError, "no process set with id 10", hvd.allreduce, tf.ones(4), process_set=unknown)
     variable = tf.Variable(0.0)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=some)

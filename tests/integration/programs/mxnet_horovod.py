@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -47,6 +49,7 @@ def signatures() -> None:
         hvd.alltoall: "tensor, splits=None, name=None, priority=0, PS",
         hvd.reducescatter: f"tensor, {scattered}",
         hvd.grouped_reducescatter: f"tensors, {scattered}",
+        hvd.barrier: "PS",
         hvd.broadcast_parameters: "params, root_rank=0, prefix=None",
         hvd.broadcast_object: "obj, root_rank=0, name=None",
         hvd.allgather_object: "obj, name=None",
@@ -64,6 +67,7 @@ def before_init() -> None:
     expect(ValueError, "not been initialized", hvd.rank)
     expect(mx.MXNetError, "not initialized", hvd.allreduce, mx.nd.ones((2,)))
     expect(mx.MXNetError, "not initialized", hvd.allgather, mx.nd.ones((2,)))
+    expect(mx.MXNetError, "not initialized", hvd.barrier)
 
 
 def _of(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -329,8 +333,10 @@ def process_sets() -> None:
         )
         again = hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum, name="again", process_set=ends)
         assert again.asnumpy().tolist() == [2.0] * 2
+        hvd.barrier(ends)
     else:
         expect(ValueError, "not in process set", hvd.allreduce, mx.nd.ones((1,)), process_set=ends)
+        expect(ValueError, "not in process set", hvd.barrier, ends)
     assert hvd.remove_process_set(ends)
 
 
@@ -466,6 +472,17 @@ def _broadcast(tensor: mx.nd.NDArray, root_rank: int, name: str | None) -> np.nd
     return found
 
 
+def barriers() -> None:
+    """No rank leaves a barrier before all have come to it."""
+    size, rank = hvd.size(), hvd.rank()
+    with tempfile.TemporaryDirectory() as own:
+        shared = Path(hvd.broadcast_object(own))
+        (shared / f"{rank}").touch()
+        hvd.barrier()
+        assert len(list(shared.iterdir())) == size
+        hvd.barrier()  # Rank 0 removes the directory.
+
+
 def joined() -> None:
     """Rank r has r + 1 batches. The others' reductions go on with zeros. Other calls do not."""
     size, rank = hvd.size(), hvd.rank()
@@ -510,6 +527,7 @@ def main() -> None:
         late_parameters,
         training,
         refusals,
+        barriers,
     ):
         check()
     if hvd.size() > 1:

@@ -13,6 +13,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+import talweg
 from talweg import _client
 from talweg._arguments import listed
 from talweg._client.session import Pending, Several
@@ -46,6 +47,7 @@ __all__ = [
     "allreduce",
     "allreduce_",
     "alltoall",
+    "barrier",
     "broadcast",
     "broadcast_",
     "global_process_set",
@@ -428,15 +430,22 @@ def grouped_reducescatter(
     )
 
 
-# ----- join -----
+# ----- barrier and join, which Horovod's module for MXNet lacks. They are those of horovod.torch. -----
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the set has called it.
+
+    Operations that were called before may still run: mx.nd.waitall() waits for them.
+    """
+    internal(lambda: talweg.barrier(_members(process_set, "barrier")))
 
 
 def join() -> int:
     """Gives zeros to the others' reductions until all ranks have joined, if this one has no more
     data.
 
-    Returns the last rank to join. Horovod's module for MXNet has no such call. This one works as
-    those of the other modules do.
+    Returns the last rank to join.
     """
     basics.rank()
     mx.nd.waitall()  # What this rank has called before must be over.

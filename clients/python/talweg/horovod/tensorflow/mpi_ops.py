@@ -363,10 +363,16 @@ def _asked(ask: Callable[[], int], name: str | None) -> tf.Tensor:
     return answer
 
 
+# Horovod's answer of process_set_included_op() for a set that is not registered.
+_UNKNOWN_SET = -3
+
+
+def _found(process_set_id: int) -> ProcessSet | None:
+    return global_process_set if process_set_id == 0 else sets._registered.get(process_set_id)
+
+
 def _set_of(process_set_id: int) -> ProcessSet:
-    if process_set_id == 0:
-        return global_process_set
-    found = sets._registered.get(process_set_id)
+    found = _found(process_set_id)
     if found is None:
         raise InvalidArgument(f"there is no process set with id {process_set_id}")
     return found
@@ -378,8 +384,16 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Returns 1 if this rank is in a process set when the graph runs, else 0, as int32."""
-    return _asked(lambda: int(bool(_set_of(process_set_id).included())), name)
+    """Returns 1 if this rank is in a process set when the graph runs, 0 if not, as int32.
+
+    Returns -3 if no set with that id is registered then.
+    """
+
+    def ask() -> int:
+        found = _found(process_set_id)
+        return _UNKNOWN_SET if found is None else int(bool(found.included()))
+
+    return _asked(ask, name)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

@@ -353,7 +353,7 @@ CASES = [
 
 def main() -> int:
     torch.set_num_threads(1)
-    expect(ValueError, "has not been initialized", hvd.join)
+    expect(hvd.HorovodInternalError, "has not been initialized", hvd.join)
     hvd.init(process_sets="dynamic")
     run_cases(*(CASES if hvd.size() > 1 else [bad_use]))
     return 0

@@ -556,6 +556,7 @@ def main() -> int:
     precondition = tf.errors.FailedPreconditionError
     expect(ValueError, "initialized", hvd.size)
     expect(precondition, "initialized", hvd.allreduce, tf.ones(1))
+    expect(precondition, "initialized", hvd.join)
     hvd.init(process_sets="dynamic")
     run_cases(
         signatures,

@@ -68,6 +68,7 @@ def before_init() -> None:
     expect(mx.MXNetError, "not initialized", hvd.allreduce, mx.nd.ones((2,)))
     expect(mx.MXNetError, "not initialized", hvd.allgather, mx.nd.ones((2,)))
     expect(mx.MXNetError, "not initialized", hvd.barrier)
+    expect(mx.MXNetError, "not initialized", hvd.join)
 
 
 def _of(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import talweg
+from talweg import _client
 from talweg._arguments import listed
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
@@ -348,7 +349,7 @@ def join() -> tf.Tensor:
     Returns the last rank to join, as int32. Meanwhile all other collectives raise at the ranks that
     call them.
     """
-    basics.rank()
+    _client.current()  # A graph raises NotInitialized when it is made.
     return _asked(joining.join, "HorovodJoin")
 
 

@@ -577,7 +577,6 @@ def join(device: int = -1) -> int:
     Returns the last rank to join. Meanwhile all other collectives except barrier() raise at the
     ranks that call them. `device` has no effect.
     """
-    basics.rank()
     gradients.averagers.forget_accumulated()
     return internal(joining.join)
 

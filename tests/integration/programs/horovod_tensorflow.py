@@ -556,7 +556,9 @@ def main() -> int:
     precondition = tf.errors.FailedPreconditionError
     expect(ValueError, "initialized", hvd.size)
     expect(precondition, "initialized", hvd.allreduce, tf.ones(1))
-    expect(precondition, "initialized", hvd.join)
+    for ask in (hvd.join, hvd.size_op, hvd.rank_op, hvd.process_set_included_op):
+        expect(precondition, "initialized", ask)
+    expect(precondition, "initialized", hvd_keras.allreduce, 1.0)
     hvd.init(process_sets="dynamic")
     run_cases(
         signatures,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from talweg import _client
 from talweg._compat.tensorflow import keras as shared
 from talweg._compat.tensorflow.failures import operation
 from talweg.horovod.common import basics
@@ -59,7 +60,7 @@ def allreduce(
     op: int | None,
     compression: Any,
 ) -> Any:
-    basics.rank()
+    _client.current()  # Raises NotInitialized before any other error.
     wanted = basics.op_of(basics.resolve(op, average), None, "allreduce")
     return shared.reduce_value(
         value,

@@ -357,9 +357,13 @@ def join() -> tf.Tensor:
 
 
 def _asked(ask: Callable[[], int], name: str | None) -> tf.Tensor:
+    def number() -> np.int32:
+        _client.current()  # Raises NotInitialized before any other error.
+        return np.int32(ask())
+
     if tf.executing_eagerly():
-        return tf.constant(ask(), tf.int32)
-    answer = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
+        return tf.constant(number(), tf.int32)
+    answer = tf.numpy_function(number, [], tf.int32, name=name)
     answer.set_shape(())
     return answer
 
@@ -379,11 +383,13 @@ def _set_of(process_set_id: int) -> ProcessSet:
     return found
 
 
+@operation
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns the number of ranks in a process set when the graph runs, as int32."""
     return _asked(lambda: int(_set_of(process_set_id).size() or 0), name)
 
 
+@operation
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns 1 if this rank is in a process set when the graph runs, 0 if not, as int32.
 
@@ -397,16 +403,19 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     return _asked(ask, name)
 
 
+@operation
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Returns rank() when the graph runs, as int32."""
     return _asked(talweg.rank, name)
 
 
+@operation
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Returns local_rank() when the graph runs, as int32."""
     return _asked(talweg.local_rank, name)
 
 
+@operation
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Returns local_size() when the graph runs, as int32."""
     return _asked(talweg.local_size, name)

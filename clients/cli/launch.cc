@@ -214,7 +214,8 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
   const bool is_rank = role == Role::kRank;
   const bool has_node = is_rank || role == Role::kAgent;
   (is_rank ? result_.rank_cpu_ns : result_.daemon_cpu_ns) += status.cpu_ns;
-  if (first_ && first_->cause == child && !status.ended_on_demand()) BlameCause(status.ShellStatus());
+  if (first_ && first_->cause == child && !status.ended_on_demand())
+    BlameCause(status.ShellStatus());
   if (ending()) {
     if (!AnyRunning(RolesOfPhase())) {
       Enter(static_cast<Phase>(static_cast<int>(phase_) + 1));

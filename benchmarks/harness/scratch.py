@@ -28,7 +28,7 @@ from pathlib import Path
 _VARIABLE = "TMPDIR"
 _SHARED = "TALWEG_BENCH_SHARED_MEMORY"
 _PREFIX, _LOCK = "talweg-bench-", ".in-use"
-_PLACES = ("/tmp", "/dev/shm")  # Of the two directories. The paths of Unix sockets must be short.
+_PLACES = ("/tmp", "/dev/shm")  # Where they are. The paths of Unix sockets must be short.
 _KILL_S = 20.0
 
 

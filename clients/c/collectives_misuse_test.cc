@@ -222,6 +222,10 @@ TEST_CASE("A push with impossible lengths is refused, and nothing is pushed") {
                             kGenerousNs, &round) == TALWEG_INVALID_ARGUMENT);
     CHECK_THAT(talweg_last_error(), Contains("at most 16 bytes, in elements of 4"));
   }
+  const uint64_t one[] = {0, 1};
+  CHECK(talweg_push_parts(group.member(0), group.tensor(), data.data(), one, 0, 0, kGenerousNs,
+                          &round) == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(talweg_last_error(), Contains(": 1 byte as number 1 of the 2 parts that this rank"));
   group.Push([](uint32_t place, uint32_t part) { return size_t{place + part} % 5; });
   group.TakeAll();
 }

@@ -116,10 +116,11 @@ RankStatus Contributions::Compare(const RankTensor& tensor, const CompleteRound&
       const bool are_lengths = firsts.Get(part, &lengths[0]) && others.Get(part, &lengths[1]);
       if (are_lengths && lengths[0] == lengths[1]) continue;
       return error.Fail(RankStatus::kMismatch,
-                        "tensor '%s', round %llu: rank 0 has pushed %llu bytes as part %u of %u, "
-                        "rank %u has pushed %llu bytes; give it the same length at all ranks",
-                        NameOf(tensor), round, static_cast<unsigned long long>(lengths[0]), part,
-                        tensor.buffer.part_count, i, static_cast<unsigned long long>(lengths[1]));
+                        "tensor '%s', round %llu: rank 0 has pushed %llu byte%s as part %u of %u, "
+                        "rank %u has pushed %llu byte%s; give it the same length at all ranks",
+                        NameOf(tensor), round, static_cast<unsigned long long>(lengths[0]),
+                        PluralEnd(lengths[0]), part, tensor.buffer.part_count, i,
+                        static_cast<unsigned long long>(lengths[1]), PluralEnd(lengths[1]));
     }
   }
   return RankStatus::kOk;

@@ -3,6 +3,7 @@
 #define TALWEG_LIBS_SHM_CLIENT_ERROR_TEXT_H_
 
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <string_view>
 
@@ -30,6 +31,9 @@ class ErrorText {
  private:
   char text_[kBytesMax] = "";
 };
+
+// What follows a noun after its count: "%u rank%s".
+constexpr const char* PluralEnd(uint64_t count) { return count == 1 ? "" : "s"; }
 
 // The two arguments of "%.*s".
 #define TALWEG_SHM_PRINTED(text) static_cast<int>((text).size()), (text).data()

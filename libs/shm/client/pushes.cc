@@ -131,11 +131,12 @@ RankStatus Pushes::CheckParts(const RankTensor& tensor, const PushedParts& parts
     const uint64_t bytes = parts.lengths[i];
     if (!shape.IsLength(bytes)) {
       return error.Fail(RankStatus::kInvalidArgument,
-                        "tensor '%s': %llu bytes as number %u of the %u parts that this rank "
-                        "gives; a part has at most %llu bytes, in elements of %u",
-                        NameOf(tensor), static_cast<unsigned long long>(bytes), i,
-                        tensor.gives.count, static_cast<unsigned long long>(shape.part_bytes),
-                        shape.element_bytes);
+                        "tensor '%s': %llu byte%s as number %u of the %u part%s that this rank "
+                        "gives; a part has at most %llu byte%s, in elements of %u",
+                        NameOf(tensor), static_cast<unsigned long long>(bytes), PluralEnd(bytes), i,
+                        tensor.gives.count, PluralEnd(tensor.gives.count),
+                        static_cast<unsigned long long>(shape.part_bytes),
+                        PluralEnd(shape.part_bytes), shape.element_bytes);
     }
     push->bytes += bytes;
     push->is_short = push->is_short || bytes != shape.part_bytes;

@@ -66,18 +66,20 @@ RankStatus RoundParts::Copy(const RankTensor& tensor, const CompleteRound& compl
 RankStatus RoundParts::FailLength(const RankTensor& tensor, uint64_t length,
                                   ErrorText& error) const {
   return error.Fail(RankStatus::kProtocol,
-                    "tensor '%s': a part of its round is said to have %llu bytes, by the agent at "
+                    "tensor '%s': a part of its round is said to have %llu byte%s, by the agent at "
                     "'%s' or another rank, which it cannot have; please report it",
-                    NameOf(tensor), static_cast<unsigned long long>(length), link_.path());
+                    NameOf(tensor), static_cast<unsigned long long>(length), PluralEnd(length),
+                    link_.path());
 }
 
 RankStatus RoundParts::FailRoom(const RankTensor& tensor, uint64_t round, uint64_t bytes,
                                 uint64_t room, ErrorText& error) {
   return error.Fail(RankStatus::kInvalidArgument,
-                    "tensor '%s': round %llu has %llu bytes for this rank, and there is room for "
+                    "tensor '%s': round %llu has %llu byte%s for this rank, and there is room for "
                     "%llu; the round stays open, wait again with more",
                     NameOf(tensor), static_cast<unsigned long long>(round),
-                    static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(room));
+                    static_cast<unsigned long long>(bytes), PluralEnd(bytes),
+                    static_cast<unsigned long long>(room));
 }
 
 }  // namespace talweg::shm

@@ -27,6 +27,14 @@ def wrong_process_sets() -> None:
     ranks = list(range(hvd.size()))
     assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: ranks, 1: [0]}
     assert first.process_set_id == 1
+    again = hvd.ProcessSet([0])  # As of a module that calls init() for itself.
+    hvd.init(process_sets=[again])
+    assert again.process_set_id == 1 and again.size() == 1
+    if hvd.rank() == 0:
+        assert hvd.allreduce(torch.ones(2), process_set=again).tolist() == [1.0, 1.0]
+    unknown = hvd.ProcessSet(ranks)
+    expect(ValueError, "was called before", hvd.init, process_sets=[unknown])
+    assert unknown.process_set_id is None and hvd.is_initialized()
     hvd.shutdown()
 
 

@@ -284,12 +284,17 @@ def process_sets() -> None:
     unknown = hvd.ProcessSet([rank])
     unknown.process_set_id = gone
     expect(ValueError, "no process set with id 10", hvd.allreduce, tf.ones(4), process_set=unknown)
+    assert not hvd.remove_process_set(unknown)
     variable = tf.Variable(0.0)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=some)
     optimizer.apply_gradients([(tf.constant(float(rank)), variable)])
     wanted = (size - 2) / 2 if included else rank
     assert float(variable) == -wanted, (float(variable), wanted)
-    assert hvd.remove_process_set(some)
+    again = hvd.ProcessSet(range(size - 1))
+    hvd.init(process_sets=[again])
+    assert again.process_set_id == some.process_set_id
+    assert hvd.remove_process_set(again) and some.process_set_id is None
+    assert not hvd.remove_process_set(some)
 
 
 def tapes() -> None:

@@ -46,11 +46,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Joins the job of the node's agent. A process that no launcher has started is alone.
 
     `comm` is None or a list of all ranks; for a subset use process sets. `process_sets` is a list
-    of ProcessSet, the same at every rank, or "dynamic". A second call only forgets handles.
+    of ProcessSet, the same at every rank, or "dynamic". A second call forgets handles, and its sets
+    are the registered ones with the same ranks; it raises InvalidArgument if there are none.
     """
     global _life
     session.forget_handles()
     if talweg.is_initialized() and _life is not None:
+        sets.recognize(process_sets)
         return
     TABLE.check(os.environ)
     level = LOG_LEVELS[TABLE.value(os.environ, "HOROVOD_LOG_LEVEL").lower()]

@@ -98,6 +98,23 @@ def reset(process_sets: Any) -> None:
         _register(process_set)
 
 
+def recognize(process_sets: Any) -> None:
+    """Gives sets that a later init() got the ids of the registered sets with the same ranks.
+
+    Raises InvalidArgument if no set has these ranks.
+    """
+    if process_sets is None or process_sets == "dynamic":
+        return
+    for process_set in process_sets:
+        alike = [each for each in _registered.values() if each.ranks == process_set.ranks]
+        if not alike:
+            raise InvalidArgument(
+                f"hvd.init() was called before without a process set of ranks {process_set.ranks}: "
+                "pass it to the first hvd.init(), or to hvd.add_process_set() if sets are dynamic"
+            )
+        process_set.process_set_id = alike[0].process_set_id
+
+
 def ids_and_ranks() -> dict[int, list[int]]:
     """Returns the ranks of all registered sets, by the set's id."""
     known = {0: global_process_set, **_registered}
@@ -149,9 +166,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 def remove(process_set: ProcessSet) -> None:
     assert process_set.process_set_id is not None
-    del _registered[process_set.process_set_id]
-    process_set.process_set_id = None
-    process_set._members = None
+    for each in (_registered.pop(process_set.process_set_id), process_set):
+        each.process_set_id = None
+        each._members = None
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -161,7 +178,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     sets are not dynamic.
     """
     _check_dynamic()
-    if process_set is global_process_set or process_set.process_set_id is None:
+    if process_set.process_set_id not in _registered:
         return False
     talweg.barrier()
     remove(process_set)

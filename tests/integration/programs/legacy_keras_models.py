@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import byteps.keras
 import byteps.tensorflow.keras
@@ -13,6 +14,7 @@ import horovod.tensorflow.keras
 import keras
 import numpy as np
 import tensorflow as tf
+from talweg._declaration import Op
 
 ONES: np.ndarray = np.ones((4, 2), np.float32)
 
@@ -41,3 +43,29 @@ for module in modules:
         assert int(loaded.optimizer.iterations) == before, case
         loaded.fit(ONES, ONES[:, :1], verbose=0)
         assert int(loaded.optimizer.iterations) == before + 1, case
+
+
+def made_by_a_function(kind: Any) -> None:
+    """A function makes the optimizer, with options of its own, which load_model() keeps."""
+    own: Any = type("Own", (kind.optimizers.SGD,), {})
+
+    def make(**options: Any) -> Any:
+        return horovod.keras.DistributedOptimizer(own(**options), op=horovod.keras.Sum)
+
+    model = kind.Sequential([kind.layers.Dense(1)])
+    model.compile(own(0.25, momentum=0.9), "mse")
+    model.fit(ONES, ONES[:, :1], verbose=0)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "model.keras")
+        model.save(path)
+        loaded = horovod.keras.load_model(path, custom_objects={"Own": make})
+    optimizer = loaded.optimizer
+    assert isinstance(optimizer, own), (kind, type(optimizer))
+    assert float(optimizer.learning_rate) == 0.25 and int(optimizer.iterations) == 1, kind
+    assert optimizer._talweg_steps.choices.op == Op.SUM, kind
+    loaded.fit(ONES, ONES[:, :1], verbose=0)
+    assert int(optimizer.iterations) == 2, kind
+
+
+made_by_a_function(tf.keras)
+made_by_a_function(keras)

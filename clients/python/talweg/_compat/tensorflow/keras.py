@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import types
 import zipfile
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -56,16 +57,44 @@ def load_model(
 ) -> Any:
     """Loads a model with its optimizer's state, and makes the optimizer combine its gradients.
 
-    `keras` loads it. If tf.keras is tf-keras, that loads models that Keras 2 has saved.
+    `keras` loads it. If tf.keras is tf-keras, that loads models that Keras 2 has saved. An optimizer
+    that a function of `custom_objects` makes may be distributed already; it stays as it is.
     """
     if tf.keras.Model.__module__.startswith("tf_keras.") and _is_of_keras_2(filepath):
         keras = tf.keras
     objects = {cls.__name__: cls for cls in custom_optimizers or []}
     objects.update(custom_objects or {})
+    name = _optimizer_of_keras_3(filepath)
+    if isinstance(objects.get(name), types.FunctionType):
+        objects[name] = _class_of(objects[name])
     model = keras.models.load_model(filepath, custom_objects=objects)
-    if getattr(model, "optimizer", None) is not None:
-        distribute(model.optimizer)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not hasattr(optimizer, "_talweg_steps"):
+        distribute(optimizer)
     return model
+
+
+def _class_of(make: Callable[..., Any]) -> type:
+    """Returns a class that stands for `make`: Keras 3 takes an optimizer from a class alone."""
+
+    class Made:
+        @classmethod
+        def from_config(cls, config: dict[str, Any], **_: Any) -> Any:
+            return make(**config)
+
+    return Made
+
+
+def _optimizer_of_keras_3(filepath: Any) -> str:
+    """Returns the name of the optimizer's class in a .keras file; an empty name if there is none."""
+    if not isinstance(filepath, (str, os.PathLike)) or not zipfile.is_zipfile(filepath):
+        return ""
+    with zipfile.ZipFile(filepath) as archive:
+        if "config.json" not in archive.namelist():
+            return ""
+        compiled = json.loads(archive.read("config.json")).get("compile_config") or {}
+    optimizer = compiled.get("optimizer")
+    return str(optimizer.get("registered_name") or "") if isinstance(optimizer, dict) else ""
 
 
 def _is_of_keras_2(filepath: Any) -> bool:

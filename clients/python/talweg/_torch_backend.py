@@ -13,11 +13,14 @@ from typing import Any
 
 def register() -> None:
     """A second call does nothing."""
+    import torch
     import torch.distributed as dist
 
     if not dist.is_available() or hasattr(dist.Backend, "TALWEG"):
         return
-    dist.Backend.register_backend("talweg", _create, extended_api=True, devices=["cpu", "cuda"])
+    # torch takes any device of the list but the CPU for one that is there.
+    devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+    dist.Backend.register_backend("talweg", _create, extended_api=True, devices=devices)
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -58,6 +58,10 @@ class C10dTest(unittest.TestCase):
         job.run(job.command("c10d_forms.py", ranks=2, forks=self.forks))
         job.run(job.command("c10d_forms.py", nodes=3, ranks=1, aggregators=1, forks=self.forks))
 
+    def test_uncommon_tensors(self) -> None:
+        job.run(job.command("c10d_tensors.py", ranks=2, forks=self.forks))
+        job.run(job.command("c10d_tensors.py", nodes=3, ranks=1, aggregators=1, forks=self.forks))
+
     def test_collectives_that_inductor_compiles(self) -> None:
         header = Path(sysconfig.get_path("include")) / "Python.h"
         if shutil.which("g++") is None or not header.is_file():

@@ -295,6 +295,8 @@ def check_refused() -> None:
     for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0)):
         with raises(talweg.InvalidArgument, r"this Tensor of shape \[6\] has no memory"):
             call(freed)
+    with raises(talweg.InvalidArgument, "all_reduce: 2 tensors; give a list of one"):
+        dist.group.WORLD.allreduce([torch.ones(3), torch.ones(3)])
     with raises(talweg.Unsupported, "max is not defined for complex"):
         dist.group.WORLD.allreduce([torch.ones(3) * 1j], dist.ReduceOp.MAX)
     with raises(talweg.InvalidArgument, f"of which part {_RANK} has the output's length"):

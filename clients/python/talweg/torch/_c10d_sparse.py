@@ -12,7 +12,7 @@ from talweg._collectives.collectives import ALL_GATHER, Given, Rows
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Mismatch, Unsupported
 from talweg.torch import _c10d_tensors as tensors_
-from talweg.torch import _sparse
+from talweg.torch import _cuda, _sparse
 from talweg.torch._c10d_tensors import Outputs, Reduction
 
 
@@ -51,9 +51,10 @@ class _Sum(_Gathered):
                     f"all_reduce of sparse tensors: rank 0 of the group has the shape {shapes[0]}, "
                     f"but rank {rank} has {shape}"
                 )
-        self._tensor.copy_(
-            _sparse.of_rows(self._indices.all_rows, got, self._tensor.shape).coalesce()
-        )
+        with _cuda.writing_to(self._tensor):
+            self._tensor.copy_(
+                _sparse.of_rows(self._indices.all_rows, got, self._tensor.shape).coalesce()
+            )
 
 
 def all_reduce(

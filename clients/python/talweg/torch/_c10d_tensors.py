@@ -161,6 +161,32 @@ def _source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
 
 
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns the addresses where the tensor's memory begins and ends."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((many - 1) * step for many, step in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the tensors. Those that share memory with others of them are copied, so a result that
+    is written to one of them does not change what another one gives.
+    """
+    apart_ = list(tensors)
+    if len(tensors) == 1:
+        return apart_
+    spans = sorted((*_span(each), place) for place, each in enumerate(tensors) if has_memory(each))
+    last, of_last = 0, -1
+    for begin, end, place in spans:
+        if begin < last:
+            for shared in (of_last, place):
+                apart_[shared] = tensors[shared].detach().clone()
+        if end > last:
+            last, of_last = end, place
+    return apart_
+
+
 def _divide(sums: torch.Tensor, divisor: int) -> None:
     """Divides sums of integers in place, and rounds towards zero."""
     if sums.dtype in _NUMPY_DIVIDES:
@@ -258,9 +284,11 @@ class Outputs:
 
     def finish(self, got: Any) -> None:
         """Copies a result to the outputs. Raises Mismatch if its lengths are not theirs."""
-        if got is None:
-            return
-        result, lengths = got
+        if got is not None:
+            with _cuda.writing_to(got[0], *self._tensors):
+                self._finish(*got)
+
+    def _finish(self, result: torch.Tensor, lengths: list[int]) -> None:
         if self._places is not None:
             lengths = self._places.put_back(result, lengths)
         wanted = [tensor.numel() for tensor in self._tensors]

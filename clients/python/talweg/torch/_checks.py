@@ -11,6 +11,9 @@ from talweg._arguments import listed
 from talweg.errors import InvalidArgument, WrongType
 from talweg.torch import _cuda
 
+# The methods by which a tensor gives what lies elsewhere.
+TAKEN_OUT_BY = ("to_local", "wait")
+
 
 def require_tensor(tensor: Any) -> None:
     """Raises WrongType unless `tensor` is a torch.Tensor."""
@@ -47,7 +50,7 @@ def require_memory(tensor: torch.Tensor) -> None:
     if has_memory(tensor):
         return
     kind = type(tensor).__name__
-    for method in ("to_local", "wait"):
+    for method in TAKEN_OUT_BY:
         if hasattr(tensor, method):
             raise InvalidArgument(
                 f"the elements of this {kind} lie elsewhere: pass tensor.{method}()"

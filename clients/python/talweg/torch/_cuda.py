@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -89,5 +91,14 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copies on the current stream. Autograd does not see it."""
-    with torch.no_grad():
+    with torch.no_grad(), writing_to(target):
         target.copy_(source.view(target.shape))
+
+
+def writing_to(*tensors: torch.Tensor) -> AbstractContextManager[Any]:
+    """Returns a context in which any thread may change the tensors. torch lets a thread change
+    those that inference mode has made only while the thread is in that mode.
+    """
+    if any(tensor.is_inference() for tensor in tensors):
+        return torch.inference_mode()
+    return nullcontext()

@@ -46,7 +46,6 @@ from talweg.torch._c10d_tensors import (
     said,
 )
 from talweg.torch._callbacks import runs_here
-from talweg.torch._devices import GroupOfDevices
 from talweg.torch._group_calls import GroupCalls
 from talweg.torch._in_place_buckets import InPlaceBuckets, is_reducer
 from talweg.torch._lanes import Lane
@@ -54,6 +53,7 @@ from talweg.torch._places import Places
 from talweg.torch._point_to_point import PointToPoint
 from talweg.torch._profiling import range_of
 from talweg.torch._small_calls import Over, SmallCalls
+from talweg.torch._subclasses import GroupOfSubclasses, unwraps_itself
 from talweg.torch._work import Work
 
 NAME = "talweg"
@@ -62,9 +62,9 @@ NAME = "talweg"
 _KEPT_MAX = 64
 
 
-class ProcessGroup(GroupOfDevices):
+class ProcessGroup(GroupOfSubclasses):
     """A torch.distributed group over Talweg. If another backend has a tensor's device, that backend
-    makes the call.
+    makes the call. If a tensor's class unwraps it, that class makes the call.
     """
 
     def __init__(
@@ -176,8 +176,12 @@ class ProcessGroup(GroupOfDevices):
         return work
 
     def _is_elsewhere(self, tensors: Sequence[torch.Tensor], operation: str) -> bool:
-        """Whether another backend of the group has the tensors' device."""
+        """Whether another backend of the group has the tensors' device, or the tensors' class makes
+        the call.
+        """
         if tensors and self.is_beside(tensors[0].device):
+            return True
+        if any(map(unwraps_itself, tensors)):
             return True
         for tensor in tensors:
             tensors_.require_strided(tensor, operation)
@@ -204,7 +208,7 @@ class ProcessGroup(GroupOfDevices):
         outputs = [Outputs([tensor], operation) for tensor in real(tensors)]
         calls = [
             reduced(ALL_REDUCE, [tensor], [], reduction, 0, output, len(self._ranks))
-            for tensor, output in zip(tensors, outputs)
+            for tensor, output in zip(tensors_.apart(tensors), outputs)
         ]
         if key is not None:
             self._small.learn(key, calls[0], tensors[0], outputs[0], outputs_of("all_reduce"))
@@ -227,6 +231,7 @@ class ProcessGroup(GroupOfDevices):
             return self._all_reduce_sparse(tensors_.only(tensors, "all_reduce"), opts)
         if self._is_elsewhere(tensors, "all_reduce"):
             return super().allreduce(tensors, opts)
+        tensors_.only(tensors, "all_reduce")
         work = self._all_reduce(tensors, opts, "all_reduce", key)
         if getattr(opts, "asyncOp", True) and all(tensor.numel() == 1 for tensor in tensors):
             self._kept.append(work)
@@ -558,6 +563,9 @@ class ProcessGroup(GroupOfDevices):
     # The names in torch before 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    # torch 2.13 has these names for what calls the new ones. It would also take them for what its
+    # own calls are overridden by, when super() makes one here.
+    if not hasattr(c10d.ProcessGroup, "all_to_all_single"):
+        alltoall_base = all_to_all_single
+        allgather_into_tensor_coalesced = all_gather_single_coalesced
+        reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

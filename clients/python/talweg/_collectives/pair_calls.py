@@ -12,6 +12,7 @@ from talweg._collectives import collectives
 from talweg._collectives.collectives import Given, Rows
 from talweg._collectives.family import Family, require_dimensions
 from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._counted import counted
 from talweg._library.native_arguments import check_name_and_priority, whole
 from talweg.errors import InvalidArgument
 
@@ -31,7 +32,7 @@ class PairCalls(Family):
             raise InvalidArgument(
                 f"{operation}: rank {peer} "
                 f"{'is this one' if peer == client.rank else 'does not exist'}; "
-                f"give another of the job's {client.size} ranks"
+                f"give another of the job's {counted(client.size, 'rank')}"
             )
         if peer not in everyone.ranks:
             raise InvalidArgument(

@@ -138,7 +138,6 @@ def one_tensor_twice_in_a_call(rank: int, size: int) -> Any:
         tensor, table = torch.arange(count) + rank, torch.arange(4.0 * count).view(4, count) * rank
         dist.all_reduce_coalesced([tensor, tensor])
         dist.all_reduce_coalesced([table[:2], table[1:], torch.ones(count), table[3]])
-        # Of rows that are in several tensors Gloo and Talweg may keep either tensor's sum.
         found += [tensor, table]
     return found
 

@@ -11,9 +11,11 @@ import signal
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import talweg
+from talweg import _client
 
 _VICTIM = int(sys.argv[1])
 _ONES: np.ndarray = np.ones(4, np.float32)
@@ -46,6 +48,13 @@ def calls_that_need_the_lost_rank() -> None:
         assert "talweg." not in text and "process set" in text, text
 
 
+def a_gather_beside_ranks_that_may_join() -> None:
+    """With Horovod's module a gather does not go on: a rank that has joined would be missing."""
+    with mock.patch.object(_client.current(), "names_watcher", mock.Mock()):
+        text = _aborted(talweg.all_gather_survivors, _ONES, "beside joined ranks")
+    assert text.startswith("all_gather_survivors 'beside joined ranks'"), text
+
+
 def a_set_with_the_lost_rank(name: str) -> None:
     """Its sums go on without the rank; its gathers do not."""
     process_set = talweg.ProcessSet(sorted({_VICTIM, 1, 2}))
@@ -75,6 +84,7 @@ def main() -> int:
     if talweg.rank() == _VICTIM:
         os.kill(os.getpid(), signal.SIGKILL)
     calls_that_need_the_lost_rank()
+    a_gather_beside_ranks_that_may_join()
     a_set_with_the_lost_rank("of some")
     a_set_of_survivors(survivors)
     change = talweg.end_step()

@@ -45,6 +45,8 @@ def steps(channel: CallChannel, given: Given, priority: int) -> Steps:
             rows = yield from one_call.steps(channel, given, priority)
             return Gathered(rows, tuple(channel.group.ranks))
         except Aborted:
+            if channel.client.names_watcher is not None:
+                raise  # A rank that has joined would not take part in the other rounds.
             channel.has_lost_a_rank = True
     return (yield from _Call(channel, given, priority).steps())
 

@@ -48,6 +48,17 @@ def calls_that_need_the_lost_rank() -> None:
         assert "talweg." not in text and "process set" in text, text
 
 
+def gathers_that_go_on() -> None:
+    """The second one knows that a rank is lost. Each counts what this rank gives."""
+    left = tuple(rank for rank in range(talweg.size()) if rank != _VICTIM)
+    for _ in range(2):
+        before = talweg.pushed_bytes()
+        rows, ranks = talweg.all_gather_survivors(_ONES, "goes on")
+        assert ranks == left and rows.shape == (4 * len(left),), (rows, ranks)
+        pushed = talweg.pushed_bytes() - before
+    assert pushed == _ONES.nbytes, pushed
+
+
 def a_gather_beside_ranks_that_may_join() -> None:
     """With Horovod's module a gather does not go on: a rank that has joined would be missing."""
     with mock.patch.object(_client.current(), "names_watcher", mock.Mock()):
@@ -84,6 +95,7 @@ def main() -> int:
     if talweg.rank() == _VICTIM:
         os.kill(os.getpid(), signal.SIGKILL)
     calls_that_need_the_lost_rank()
+    gathers_that_go_on()
     a_gather_beside_ranks_that_may_join()
     a_set_with_the_lost_rank("of some")
     a_set_of_survivors(survivors)

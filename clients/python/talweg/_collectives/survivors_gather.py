@@ -118,6 +118,7 @@ class _Call:
         spans = self._spans(sorted(self._counts))
         total = max((span.end for span in spans.values()), default=0)
         own = spans[self._channel.group.place]
+        self._channel.client.count_pushed_bytes(own.end - own.begin)
         marks = -(-self._size // 64) * 64  # A byte for each rank, before the data.
         capacity = _BYTES_MIN
         while capacity < marks + total and capacity < _BYTES_MAX:

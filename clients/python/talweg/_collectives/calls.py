@@ -23,6 +23,20 @@ class Collectives(Reductions):
 
     # ----- all_gather -----
 
+    def _gathers(
+        self,
+        is_async: bool,
+        tensors: Iterable[Any],
+        process_set: ProcessSet | None,
+        kind: Kind,
+    ) -> tuple[_client.Client, Group, list[Any], list[Given]]:
+        """Returns the client, the group, the tensors, and the calls that gather their rows."""
+        client = _client.current()
+        group = Group(client, process_set, kind.name)
+        every = listed(tensors, f"grouped_{kind.name}")
+        calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in every]
+        return client, group, every, calls
+
     def _all_gather(
         self,
         is_async: bool,
@@ -34,10 +48,7 @@ class Collectives(Reductions):
         timeout_s: float | None = None,
         kind: Kind = collectives.ALL_GATHER,
     ) -> Any:
-        client = _client.current()
-        group = Group(client, process_set, "all_gather")
-        every = listed(tensors, "grouped_all_gather")
-        calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in every]
+        client, group, every, calls = self._gathers(is_async, tensors, process_set, kind)
         shape = self._like(every, many)
         return self._go(is_async, client, name, group, calls, priority, shape, timeout_s)
 
@@ -179,10 +190,8 @@ class Collectives(Reductions):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        client, kind = _client.current(), collectives.ALL_GATHER_SURVIVORS
-        group = Group(client, process_set, kind.name)
-        every = listed(tensors, f"grouped_{kind.name}")
-        calls = [self._given(kind, tensor, lambda rows: [rows], is_async) for tensor in every]
+        kind = collectives.ALL_GATHER_SURVIVORS
+        client, group, every, calls = self._gathers(is_async, tensors, process_set, kind)
 
         def shape(results: list[Gathered]) -> Any:
             placed = [

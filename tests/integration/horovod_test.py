@@ -38,7 +38,7 @@ class HorovodTest(unittest.TestCase):
         cls.addClassCleanup(cls.forks.__exit__)
 
     def test_alone(self) -> None:
-        for program in ("horovod_torch.py", "horovod_collectives.py"):
+        for program in ("horovod_torch.py", "horovod_collectives.py", "horovod_adasum.py"):
             line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program)]
             job.run(line)
 
@@ -54,6 +54,11 @@ class HorovodTest(unittest.TestCase):
     def test_collectives(self) -> None:
         for nodes, ranks in ((1, 2), (2, (2, 1))):
             line = job.command("horovod_collectives.py", nodes=nodes, ranks=ranks, forks=self.forks)
+            job.run(line)
+
+    def test_adasum(self) -> None:
+        for nodes, ranks in ((1, 3), (2, 2)):
+            line = job.command("horovod_adasum.py", nodes=nodes, ranks=ranks, forks=self.forks)
             job.run(line)
 
     def test_join(self) -> None:

@@ -26,6 +26,9 @@ class CompatTest(unittest.TestCase):
     def test_horovod(self) -> None:
         self._run("horovod_tensorflow.py")
 
+    def test_horovod_adasum(self) -> None:
+        self._run("horovod_tensorflow_adasum.py")
+
     def test_horovod_matrix(self) -> None:
         job.run(job.command("horovod_tensorflow_matrix.py", nodes=2, ranks=2, forks=self.forks))
 

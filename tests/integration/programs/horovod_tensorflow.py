@@ -173,7 +173,6 @@ def reductions() -> None:
             warnings.filterwarnings("error", "Parameter `average`")
             assert np.allclose(module.allreduce(own), every.mean(0))
     expect(ValueError, "supersedes average", hvd.allreduce, own, True, op=hvd.Sum)
-    expect(NotImplementedError, "Adasum", hvd.allreduce, own, op=hvd.Adasum)
     group = tf.function(lambda x: hvd.grouped_allreduce([x, 2.0 * x], op=hvd.Sum, name="group"))
     assert np.allclose(group(own), [every.sum(0), 2 * every.sum(0)])
     assert hvd.size_op().numpy() == size and hvd.rank_op().numpy() == rank

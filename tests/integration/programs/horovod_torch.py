@@ -164,7 +164,6 @@ def op_and_average() -> None:
         result = expect_warning(DeprecationWarning, "`average`", grouped, [torch.ones(2)], False)
         [result] = hvd.synchronize(result) if type(result) is int else result
         assert (result == hvd.size()).all()
-    expect(NotImplementedError, "Adasum", hvd.allreduce, one, op=hvd.Adasum)
     expect(ValueError, "op is 17", hvd.allreduce, one, op=17)
     expect(ValueError, "sparse", hvd.allreduce, one.to_sparse())
 
@@ -358,7 +357,6 @@ def optimizer_arguments() -> None:
     refused("groups is 0", model.named_parameters(), groups=0)
     refused("one of the groups", groups=[[parameters[0]], [parameters[0]]])
     refused("list of lists", groups="two")
-    expect(NotImplementedError, "Adasum", hvd.DistributedOptimizer, _sgd(model), op=hvd.Adasum)
     make = hvd.DistributedOptimizer
     expect_warning(DeprecationWarning, "`num_groups`", make, _sgd(model), num_groups=2)
 

@@ -16,6 +16,7 @@ How a call works
     rounds           push_pull and broadcast: which tensor each call of a name goes through
     queued           calls of push_pull and broadcast that wait for the open round of their name
     compared         calls that are made later: the ranks compare them before
+    adasum           Horovod's Adasum, a job of three calls
     survivors_gather all_gather_survivors(), which goes on without lost ranks
     lost_ranks       errors of calls that a lost rank has ended
     collectives      all others: how they start, and their handles

@@ -62,6 +62,8 @@ BARRIER = Kind("barrier", 11, OWN, WHOLE, equal=True)
 ALL_GATHER_OF_SOME = Kind("all_gather", 12, OWN, WHOLE)
 # An all_gather that goes on without lost ranks (survivors_gather.py).
 ALL_GATHER_SURVIVORS = Kind("all_gather_survivors", 14, OWN, WHOLE)
+# The first collective of an Adasum (adasum.py).
+ADASUM = Kind("adasum", 15, ROW, COLUMN, equal=True)
 # What a joined rank says (joining.py): it makes no call.
 JOINED = Kind("join", 13, ROOT, WHOLE)
 KINDS = {
@@ -80,6 +82,7 @@ KINDS = {
         BARRIER,
         ALL_GATHER_OF_SOME,
         ALL_GATHER_SURVIVORS,
+        ADASUM,
         JOINED,
     )
 }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from talweg._collectives.kinds import (
+    ADASUM,
     ALL_GATHER_OF_SOME,
     ALL_REDUCE,
     BROADCAST,
@@ -84,7 +85,7 @@ class Said:
             text += f" {Op(self.op).name.lower()}"
         if self.rows is not None:
             shape = list(self.rows.row_shape)
-            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST):  # They have one row each.
+            if self.kind in (REDUCE, SEND, ALL_REDUCE, BROADCAST, ADASUM):  # They go whole.
                 text += f" of {self.rows.dtype}{shape}"
             elif self.kind.equal:
                 text += f" of {self.rows.dtype}{[self.total_rows, *shape]}"

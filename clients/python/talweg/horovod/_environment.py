@@ -94,7 +94,7 @@ _TUNING = [
         warns=True,
     ),
     _none("THREAD_AFFINITY", ANY, "", "A rank has no background thread."),
-    _none("ADASUM_MPI_CHUNK_SIZE", number(1, 1 << 40), "1073741824", "There is no Adasum."),
+    _none("ADASUM_MPI_CHUNK_SIZE", number(1, 1 << 40), "1073741824", "Talweg cuts tensors itself."),
     _none("AUTOTUNE", _FLAG, "0", _TUNED),
     _none("AUTOTUNE_LOG", ANY, "", _TUNED),
     _none("AUTOTUNE_WARMUP_SAMPLES", number(0, _MANY), "3", _TUNED),

@@ -47,6 +47,7 @@ class Choices:
     own_at_entry: bool = False
     # Says at run time whether this rank takes part.
     takes_part: Callable[[], bool] = lambda: True
+    is_adasum: bool = False  # See Reduction.
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
@@ -60,6 +61,7 @@ class Choices:
             self.process_set,
             priority,
             own_at_entry=self.own_at_entry,
+            is_adasum=self.is_adasum,
         )
 
 
@@ -67,7 +69,7 @@ class Slices:
     """A gradient that is tf.IndexedSlices: the ranks' rows are gathered instead of reduced."""
 
     def __init__(self, gradient: tf.IndexedSlices, name: str | None, choices: Choices) -> None:
-        if choices.op not in (Op.AVERAGE, Op.SUM):
+        if choices.is_adasum or choices.op not in (Op.AVERAGE, Op.SUM):
             raise InvalidArgument(
                 "the ranks' tf.IndexedSlices can only be summed or averaged: use "
                 "sparse_as_dense=True"

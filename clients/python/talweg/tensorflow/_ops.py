@@ -123,7 +123,7 @@ def reduce_many(
     if not tf.executing_eagerly():
         require_no_xla()
     loaded = None if tf.executing_eagerly() else _kernel.kernel()
-    if loaded is not None:
+    if loaded is not None and not any(how.is_adasum for how in hows):
         return _kernel.reduce_many(loaded, tensors, names, hows)
     parts = [reduce_part(*each) for each in zip(tensors, names, hows)]
     return [result for [result] in run(parts)]

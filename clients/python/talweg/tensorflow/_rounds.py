@@ -12,11 +12,11 @@ import numpy as np
 import talweg
 from talweg import _client
 from talweg._client import Client, Handle, session
-from talweg._collectives import numpy_rounds
+from talweg._collectives import adasum, numpy_rounds
 from talweg._collectives.numpy_calls import COLLECTIVES
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import Factors
-from talweg._declaration import Op
+from talweg._declaration import Op, numpy_dtype
 from talweg._elastic.membership import membership_of
 from talweg.errors import Busy, InvalidArgument, Timeout
 
@@ -33,9 +33,12 @@ class Reduction:
     root_rank: int = 0
     # A rank that has entered a running job gets its own tensors as its first results.
     own_at_entry: bool = False
+    is_adasum: bool = False  # Tensors are combined by Adasum; `op` has no meaning.
 
     @property
     def operation(self) -> str:
+        if self.is_adasum:
+            return "adasum"
         return "broadcast" if self.op is Op.BROADCAST else "push_pull"
 
     def on_wire(self, dtype: np.dtype, size: int) -> tuple[Op, float]:
@@ -104,7 +107,7 @@ def keeps_own(client: Client, name: str | None, how: Reduction) -> bool:
 
 
 def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Started:
-    """Starts a push_pull or a broadcast. Its result is a new array.
+    """Starts a push_pull, a broadcast or an Adasum. Its result is a new array.
 
     A name may be used again for another dtype or length. Raises InvalidArgument while a round of
     that name is open.
@@ -113,6 +116,8 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Star
     if keeps_own(client, name, how):
         return Own([array.copy()])
     group = Group(client, how.process_set, how.operation)
+    if how.is_adasum:
+        return _start_adasum(client, array, name, group, how)
     op, postscale = how.on_wire(array.dtype, group.size)
     out = array.copy() if op is Op.BROADCAST else np.empty(array.shape, array.dtype)
     factors = Factors(how.prescale, postscale)
@@ -198,3 +203,20 @@ def start_all_to_all(
         lambda: talweg.all_to_all_async(array, splits, name, process_set),
         shape,
     )
+
+
+def _start_adasum(
+    client: Client, array: np.ndarray, name: str | None, group: Group, how: Reduction
+) -> Pending:
+    wide = adasum.dtype_for(numpy_dtype(array.dtype), how.operation)
+    own = array.astype(wide).reshape(-1)
+    own *= how.prescale
+
+    def start() -> Handle:
+        return adasum.start(client, name, group, own, array.shape, priority=how.priority)
+
+    def shape(result: np.ndarray) -> list[np.ndarray]:
+        result *= how.postscale
+        return [result.reshape(array.shape).astype(array.dtype)]
+
+    return _start_held(name, how.process_set, start, shape)

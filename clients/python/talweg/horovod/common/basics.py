@@ -230,18 +230,22 @@ def rocm_built() -> bool:
     return False
 
 
+def is_adasum(op: int | None) -> bool:
+    return op == Adasum and not isinstance(op, bool)
+
+
 def op_of(op: int | None, average: bool | None, operation: str) -> Op:
     """Returns Talweg's operation for Horovod's number.
 
-    Raises NotImplementedError for Adasum, and ValueError for an unknown number.
+    Raises NotImplementedError for Adasum, which is none, and ValueError for an unknown number.
     """
     wanted = Average if op is None else op
     if op is None and average is not None:
         wanted = Average if average else Sum
-    if wanted == Adasum and not isinstance(wanted, bool):
+    if is_adasum(wanted):
         raise NotImplementedError(
-            f"{operation}: Adasum is not offered by Talweg: use op=hvd.Average, and scale the "
-            "learning rate"
+            f"{operation}: Adasum is not offered here: use op=hvd.Average, and scale the learning "
+            "rate"
         )
     if isinstance(wanted, bool) or wanted not in _OPS:
         names = "Average, Sum, Min, Max, Product"

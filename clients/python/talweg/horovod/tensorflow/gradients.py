@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from talweg._call_site import warn
+from talweg._declaration import Op
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum, Average
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
@@ -40,9 +41,9 @@ def choices_of(
     _gradients.check_groups(num_groups, groups)
     if num_groups:
         warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning)
-    wanted, before, after = _gradients.predivided(
-        basics.op_of(op, None, operation), gradient_predivide_factor
-    )
+    is_adasum = basics.is_adasum(op)
+    rule = Op.SUM if is_adasum else basics.op_of(op, None, operation)
+    wanted, before, after = _gradients.predivided(rule, gradient_predivide_factor)
     included = process_set.included() is not False
     members = members_of(process_set, operation) if included else None
     return Choices(
@@ -55,6 +56,7 @@ def choices_of(
         scale_local=scale_local_gradients,
         takes_part=lambda: process_set.included() is not False,
         own_at_entry=True,
+        is_adasum=is_adasum,
     )
 
 
@@ -91,8 +93,13 @@ def DistributedOptimizer(
     `optimizer` is one of tf.compat.v1.train, of Keras 3 or of tf-keras. `name`, `use_locking`, the
     devices and the groups have no effect. See talweg.tensorflow.DistributedOptimizer().
     """
-    if not _optimizer.is_v1(optimizer) and op == Adasum:
-        raise ValueError("op == Adasum is not supported yet with Keras")
+    if op == Adasum:
+        if not _optimizer.is_v1(optimizer):
+            raise ValueError("op == Adasum is not supported yet with Keras")
+        raise NotImplementedError(
+            "op=hvd.Adasum is not offered for optimizers of tf.compat.v1: use "
+            "hvd.DistributedGradientTape(op=hvd.Adasum)"
+        )
     choices = choices_of(
         op,
         compression,

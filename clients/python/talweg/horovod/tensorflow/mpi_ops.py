@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import talweg
-from talweg import _client
+from talweg import Op, _client
 from talweg._arguments import listed
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
@@ -83,8 +83,10 @@ def _reduction(
     process_set: ProcessSet,
     operation_name: str,
 ) -> Reduction:
-    wanted = basics.op_of(basics.resolve(op, average), None, operation_name)
-    return Reduction(wanted, pre, post, members_of(process_set, operation_name))
+    wanted, members = basics.resolve(op, average), members_of(process_set, operation_name)
+    if basics.is_adasum(wanted):
+        return Reduction(Op.SUM, pre, post, members, is_adasum=True)
+    return Reduction(basics.op_of(wanted, None, operation_name), pre, post, members)
 
 
 @operation

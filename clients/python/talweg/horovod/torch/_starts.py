@@ -48,12 +48,16 @@ def reduce(
     operation: str = "allreduce",
 ) -> Pending:
     _dense(tensor, operation)
+    members = members_of(process_set, operation)
+    if basics.is_adasum(op):
+        out = tensor if in_place else None
+        return collectives.adasum(tensor, name, members, operation, pre, post, out=out)
     return rounds.push_pull(
         tensor,
         basics.op_of(op, None, operation),
         name,
         in_place=in_place,
-        members=members_of(process_set, operation),
+        members=members,
         prescale=pre,
         postscale=post,
     )

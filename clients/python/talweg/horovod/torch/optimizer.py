@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +17,12 @@ from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Average
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
-from talweg.torch._optimizer import distribute, name_parameters, take_back
+from talweg.horovod.torch._own_gradients import (
+    combine_steps,
+    leave_outside,
+    require_own_step,
+)
+from talweg.torch._optimizer import distribute, name_parameters
 
 __all__ = ["DistributedOptimizer"]
 
@@ -107,41 +111,6 @@ class _HorovodMethods:
         super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
 
-class _OutsiderMethods:
-    """The same methods, for a rank outside the process set, which uses its own gradients."""
-
-    _horovod_passes: int
-    _talweg_original: type[torch.optim.Optimizer]
-
-    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        """Pickles or copies the plain optimizer."""
-        return object.__new__, (self._talweg_original,), self.__getstate__()  # type: ignore
-
-    @property
-    def backward_passes_per_step(self) -> int:
-        return self._horovod_passes
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        self._horovod_passes = passes
-
-    def synchronize(self) -> None:
-        """Returns at once."""
-
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        yield
-
-
-def _leave_outside(optimizer: Any, passes: int, arguments: dict[str, Any]) -> Any:
-    """Gives the optimizer of a rank outside the process set the same methods as the others'."""
-    take_back(optimizer)
-    original = type(optimizer)
-    optimizer.__class__ = type(original.__name__, (_OutsiderMethods, original), arguments)
-    optimizer._talweg_original, optimizer._talweg_hooks = original, []
-    optimizer._horovod_passes = passes
-    return optimizer
-
-
 def _check_groups(num_groups: int, groups: Any) -> None:
     """Checks the groups, which have no effect: small gradients share frames anyway."""
     if not isinstance(num_groups, int) or num_groups < 0:
@@ -210,7 +179,12 @@ def DistributedOptimizer(
     _check_groups(num_groups, groups)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    choices = _choices(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
+    combines_steps = basics.is_adasum(op)
+    require_own_step(optimizer, combines_steps)
+    if combines_steps and gradient_predivide_factor != 1.0:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    rule = Average if combines_steps else op
+    choices = _choices(compression, rule, gradient_predivide_factor, sparse_as_dense, process_set)
     arguments = {
         "op": op,
         "gradient_predivide_factor": gradient_predivide_factor,
@@ -220,7 +194,11 @@ def DistributedOptimizer(
     named = name_parameters(optimizer, pairs)
     if process_set.included() is False:
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
-        return _leave_outside(optimizer, backward_passes_per_step, arguments)
+        return leave_outside(optimizer, backward_passes_per_step, arguments)
+    if combines_steps:
+        arguments["_parameter_names"] = {parameter: name for name, parameter in named}
+        of = (compression, backward_passes_per_step, process_set, arguments)
+        return combine_steps(optimizer, *of)
     rules = _Rules()
     # The name is made of the set's ranks, not of its id, which another set may use later.
     kind = "horovod" if choices.members is None else f"horovod{choices.members.suffix}"

@@ -113,7 +113,7 @@ def refusals() -> None:
     if size == 1:
         return
     own = torch.ones(2, 3) if rank == 0 else torch.ones(3, 2)
-    text = "rank 0 calls adasum of f32[2, 3], but rank 1 calls adasum of f32[3, 2]"
+    text = "of f32[2, 3], but rank 1 calls allreduce of f32[3, 2]"
     for name in ("differ", None):
         expect(hvd.HorovodInternalError, text, hvd.allreduce, own, name=name, op=hvd.Adasum)
         found = hvd.allreduce(torch.ones(7), name=name, op=hvd.Adasum)

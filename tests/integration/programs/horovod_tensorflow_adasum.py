@@ -89,7 +89,7 @@ def ranks_that_differ() -> None:
     if hvd.size() == 1:
         return
     own = tf.ones([2, 3] if hvd.rank() == 0 else [3, 2])
-    text = "adasum of f32[2, 3], but rank 1 calls adasum of f32[3, 2]"
+    text = "of f32[2, 3], but rank 1 calls allreduce of f32[3, 2]"
     failed = tf.errors.FailedPreconditionError
     expect(failed, text, hvd.allreduce, own, op=hvd.Adasum, name="differ")
     assert np.allclose(hvd.allreduce(tf.ones(7), op=hvd.Adasum, name="differ"), 1)

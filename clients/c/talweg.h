@@ -42,6 +42,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* In C++, as in C, an enum may hold any int: the library refuses those that mean nothing. */
+#if defined(__cplusplus) && __cplusplus >= 201103L
+#define TALWEG_ANY_INT : int
+#else
+#define TALWEG_ANY_INT
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -87,7 +94,7 @@ typedef enum talweg_status {
   TALWEG_EVENTS_LOST = 20 /* For a tensor on a GPU: talweg_gpu_place, then push again. */
 } talweg_status;
 
-typedef enum talweg_dtype {
+typedef enum talweg_dtype TALWEG_ANY_INT {
   TALWEG_F32 = 1,
   TALWEG_F64 = 2,
   TALWEG_F16 = 3,
@@ -103,7 +110,7 @@ typedef enum talweg_dtype {
   TALWEG_BOOL = 13 /* A byte, 0 or 1: min is "all", max is "any". */
 } talweg_dtype;
 
-typedef enum talweg_op {
+typedef enum talweg_op TALWEG_ANY_INT {
   TALWEG_SUM = 1,
   TALWEG_AVERAGE = 2, /* Not for integers. Sum, average and product: not for bools. */
   TALWEG_MIN = 3,
@@ -128,8 +135,7 @@ TALWEG_API size_t talweg_dtype_bytes(talweg_dtype dtype);
  * next error. */
 TALWEG_API const char* talweg_last_error(void);
 
-/* ---- Connecting
- * ------------------------------------------------------------------------------------- */
+/* ---- Connecting ------------------------------------------------------------------------------ */
 
 /* Any free local rank. */
 #define TALWEG_ANY_LOCAL_RANK UINT32_C(0xffffffff)
@@ -170,8 +176,7 @@ TALWEG_API talweg_status talweg_shutdown(talweg_client* client, int64_t timeout_
  * child it frees only the child's copy. */
 TALWEG_API void talweg_free(talweg_client* client);
 
-/* ---- Who am I (answered from memory; 0 for NULL)
- * ---------------------------------------------------- */
+/* ---- Who am I (answered from memory; 0 for NULL) --------------------------------------------- */
 
 /* If a job goes on with other nodes (loss_policy=continue), a rank keeps its number and its value
  * of the job's size until talweg_follow. These numbers name the roots of broadcasts. */
@@ -188,8 +193,7 @@ TALWEG_API const char* talweg_job_name(const talweg_client* client);
  * forked). Asks the socket. */
 TALWEG_API talweg_status talweg_health(talweg_client* client);
 
-/* ---- Tensors
- * ---------------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* Declares a tensor by name (UTF-8, 1 to 1024 bytes) and waits until the ranks' agents agree on it.
  * All ranks must declare the same dtype, op, root and count under one name, else TALWEG_MISMATCH;
@@ -265,8 +269,7 @@ TALWEG_API talweg_status talweg_detach(talweg_client* client, talweg_tensor tens
  * the beginning; a stride is a full part's bytes, rounded up to 64. NULL if `tensor` is none. */
 TALWEG_API void* talweg_contribution(talweg_client* client, talweg_tensor tensor);
 
-/* ---- Rounds
- * ----------------------------------------------------------------------------------------- */
+/* ---- Rounds ---------------------------------------------------------------------------------- */
 
 #define TALWEG_DECLARED_PRIORITY INT32_MIN
 
@@ -309,8 +312,7 @@ TALWEG_API talweg_status talweg_result(talweg_client* client, talweg_tensor tens
  * there is no result. */
 TALWEG_API uint64_t talweg_ranks_summed(talweg_client* client, talweg_tensor tensor);
 
-/* ---- A descriptor that tells of rounds
- * ------------------------------------------------------------------------------------------- */
+/* ---- A descriptor that tells of rounds ------------------------------------------------------- */
 
 /* For event loops and frameworks, whose threads must not block for each round:
  *
@@ -362,12 +364,11 @@ TALWEG_API talweg_status talweg_watch_by(talweg_client* client, int fd, talweg_t
 TALWEG_API talweg_status talweg_completed_by(talweg_client* client, int fd, uint64_t* tags,
                                              size_t capacity, size_t* count);
 
-/* ---- Collectives
- * ----------------------------------------------------------------------------------------- */
+/* ---- Collectives ----------------------------------------------------------------------------- */
 
 /* Which parts of a tensor a rank gives, or gets. `n` is the number of ranks in the group; rank i is
  * the i-th of them. */
-typedef enum talweg_share {
+typedef enum talweg_share TALWEG_ANY_INT {
   TALWEG_SHARE_WHOLE = 1, /* Every rank: all parts. */
   TALWEG_SHARE_ROOT = 2,  /* The root: all parts. The others: none. */
   TALWEG_SHARE_OWN = 3,   /* Rank i: part i of n. */
@@ -376,7 +377,7 @@ typedef enum talweg_share {
 } talweg_share;
 
 /* How a tensor's bytes travel between nodes. It changes no result. (Since version 1.6.) */
-typedef enum talweg_encoding {
+typedef enum talweg_encoding TALWEG_ANY_INT {
   TALWEG_PLAIN = 0, /* As they lie in memory. */
   /* Words of 4 bytes that repeat are sent once. For tensors that are mostly zeros. Never longer
    * than plain. */
@@ -475,8 +476,7 @@ TALWEG_API talweg_status talweg_waits_for(talweg_client* client, talweg_tensor t
                                           talweg_round round, char* text, size_t text_bytes,
                                           int64_t timeout_ns);
 
-/* ---- In one call
- * ------------------------------------------------------------------------------------ */
+/* ---- In one call ----------------------------------------------------------------------------- */
 
 /* Copies `root_rank`'s bytes to all ranks' `data`. Declares `name` if it is new; no other tensor
  * may have it. */
@@ -489,8 +489,7 @@ TALWEG_API talweg_status talweg_broadcast(talweg_client* client, const char* nam
 TALWEG_API talweg_status talweg_barrier(talweg_client* client, const char* name,
                                         int64_t timeout_ns);
 
-/* ---- Steps and membership
- * ---------------------------------------------------------------------------- */
+/* ---- Steps and membership -------------------------------------------------------------------- */
 
 /* docs/elastic.md. Nodes enter a running job only between steps, when every rank has ended the same
  * step. Ranks keep their numbers until they follow a newer view, all at the end of the same
@@ -554,8 +553,7 @@ TALWEG_API talweg_status talweg_get_membership(talweg_client* client, uint64_t e
  * the job must call it between the same two steps. Declared tensors keep their ranks. */
 TALWEG_API talweg_status talweg_follow(talweg_client* client, uint64_t epoch, int64_t timeout_ns);
 
-/* ---- Scaling
- * ----------------------------------------------------------------------------------------- */
+/* ---- Scaling --------------------------------------------------------------------------------- */
 
 /* Writes each of the `count` elements of `in`, times `factor`, to `out`. `out` may be `in`;
  * otherwise they must not overlap. For scaling the input or the result of a reduction. f32 and f64
@@ -564,16 +562,14 @@ TALWEG_API talweg_status talweg_follow(talweg_client* client, uint64_t epoch, in
 TALWEG_API talweg_status talweg_scale(talweg_dtype dtype, double factor, const void* in, void* out,
                                       uint64_t count);
 
-/* ---- Comparing
- * --------------------------------------------------------------------------------------- */
+/* ---- Comparing ------------------------------------------------------------------------------- */
 
 /* Returns a digest of `bytes` bytes of `data`, as fast as memory is read, for ranks that compare
  * bytes which should be equal. The digest is the same on every machine, and does not resist an
  * adversary. `seed`: 0, or the digest of the bytes before. (Since version 1.4.) */
 TALWEG_API uint64_t talweg_digest(const void* data, size_t bytes, uint64_t seed);
 
-/* ---- Statistics
- * ------------------------------------------------------------------------------------- */
+/* ---- Statistics ------------------------------------------------------------------------------ */
 
 typedef struct talweg_statistics {
   size_t struct_bytes; /* Set by the caller; only so many bytes are filled in. */

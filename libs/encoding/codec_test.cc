@@ -17,7 +17,7 @@ using Buffer = std::vector<std::byte>;
 
 Buffer BytesOf(const std::vector<uint32_t>& words, size_t odd_bytes = 0) {
   Buffer bytes(words.size() * 4 + odd_bytes, std::byte{0x5a});
-  std::memcpy(bytes.data(), words.data(), words.size() * 4);
+  if (!words.empty()) std::memcpy(bytes.data(), words.data(), words.size() * 4);
   return bytes;
 }
 

@@ -362,8 +362,10 @@ TEST_CASE("Local: a peer that connects when no descriptor is left hears so", "[t
   LocalHarness harness;
   Endpoint server{harness.NewTransport()};
   const Descriptor unlucky(harness.ConnectRaw(*server.transport->Listen({})));
-  const NoDescriptors none;
-  server.Poll();
+  {
+    const NoDescriptors none;
+    server.Poll();
+  }
   CHECK_FALSE(IsReadable(server.transport->WaitDescriptor()));
   HandshakeMessage answer;
   REQUIRE(recv(unlucky.get(), &answer, sizeof(answer), MSG_DONTWAIT) == sizeof(answer));
@@ -390,8 +392,10 @@ TEST_CASE("Local: the error names a full table of descriptors", "[transport]") {
   const Descriptor theirs(ends[1]);
   const Descriptor doorbell(eventfd(0, EFD_CLOEXEC));
   REQUIRE(SendHandshake(theirs.get(), doorbell.get(), doorbell.get(), {}).ok());
-  const NoDescriptors none;
-  const auto received = ReceiveHandshake(ours.get());
+  const auto received = [&] {
+    const NoDescriptors none;
+    return ReceiveHandshake(ours.get());
+  }();
   REQUIRE_FALSE(received.ok());
   CHECK(received.status().code() == absl::StatusCode::kResourceExhausted);
   CHECK(std::string(received.status().message()).find("ulimit -n") != std::string::npos);

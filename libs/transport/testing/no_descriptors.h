@@ -11,7 +11,8 @@
 
 namespace talweg::transport {
 
-// As long as it lives, this process can open no further descriptor.
+// As long as it lives, this process can open no further descriptor. UBSan needs one for each type
+// that it meets first, so a test asserts afterwards.
 class NoDescriptors {
  public:
   NoDescriptors() {

@@ -286,7 +286,17 @@ def gather_and_scatter(rank: int, size: int) -> Any:
     output = torch.zeros(7)
     parts = [_values(place, 7) for place in range(size)] if rank == root else None
     dist.scatter(output, parts, root)
-    return [gathered, output]
+    joined = torch.zeros(5 * size) if rank == root else torch.zeros(0)
+    group = dist.group.WORLD
+    if dist.get_backend() != "talweg":  # Gloo lacks gather_single.
+        joined = joined if gathered is None else torch.cat(gathered)
+    elif hasattr(dist, "gather_single"):  # Torch 2.14 and newer.
+        dist.gather_single(_values(rank, 5), joined if rank == root else None, root)
+    else:
+        options = dist.GatherOptions()
+        options.rootRank = root
+        group.gather_single(joined, _values(rank, 5), options).wait()
+    return [gathered, output, joined]
 
 
 @case

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from talweg.torch._monitored_barrier import monitored_barrier
 from talweg.torch._process_group import ProcessGroup
 
 
@@ -107,3 +108,9 @@ class GroupWithForms(ProcessGroup):
         if isinstance(opts, timedelta) or timeout is not None:
             opts = _options(c10d.BarrierOptions, opts if timeout is None else timeout)
         return super().barrier(opts)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """What torch.distributed.monitored_barrier() calls from torch 2.14 on."""
+        monitored_barrier(self, timeout, wait_all_ranks)

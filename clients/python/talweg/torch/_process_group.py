@@ -346,6 +346,19 @@ class ProcessGroup(GroupOfSubclasses):
         result = list(output_tensors[0]) if outputs else []
         return self._submit("gather", [call], [tensor], result, targets, opts)
 
+    def gather_single(self, output: Any, input_: Any, opts: Any = None) -> Any:
+        """The root's output has the tensors of all ranks. Torch has this from 2.14 on."""
+        opts, operation = options_of(c10d.GatherOptions, opts), "gather_single"
+        if self._is_elsewhere([input_], operation):
+            return super().gather_single(output, input_, opts)
+        root = self._root(opts, operation)
+        outputs = [output] if root == self._client.rank else []
+        self._require_all(outputs, [input_], operation)
+        targets = [Outputs([each], operation, self._places) for each in outputs]
+        target = targets[0] if targets else None
+        call = given(GATHER, [input_], tensors_.whole(input_), [1], root, target)
+        return self._submit(operation, [call], [input_], outputs, targets, opts)
+
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         opts = options_of(c10d.ScatterOptions, opts)
         if self._is_elsewhere(output_tensors, "scatter"):
@@ -415,14 +428,20 @@ class ProcessGroup(GroupOfSubclasses):
         operation: str,
         key: Any = None,
     ) -> Work:
+        self._require_all(outputs, inputs, operation)
+        lists = [[output] for output in outputs]
+        return self._all_gather(lists, inputs, result, opts, operation, key)
+
+    def _require_all(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], operation: str
+    ) -> None:
+        """Raises InvalidArgument if an output cannot hold what all ranks give."""
         for output, tensor in zip(outputs, inputs):
             if output.numel() != tensor.numel() * len(self._ranks):
                 raise InvalidArgument(
                     f"{operation}: the output is {said(output)}, and {len(self._ranks)} ranks give "
                     f"{said(tensor)} each: it must have as many elements as all of these"
                 )
-        lists = [[output] for output in outputs]
-        return self._all_gather(lists, inputs, result, opts, operation, key)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
         """`output_lists` has one list for each rank, with one tensor for each input."""

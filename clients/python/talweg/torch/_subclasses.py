@@ -116,6 +116,7 @@ class GroupOfSubclasses(GroupOfDevices):
     allreduce_coalesced = _calls("allreduce_coalesced", 1)
     reduce = _calls("reduce", 1)
     gather = _calls("gather", 2)
+    gather_single = _calls("gather_single", 2)
     scatter = _calls("scatter", 2)
     allgather = _calls("allgather", 2)
     allgather_coalesced = _calls("allgather_coalesced", 2)

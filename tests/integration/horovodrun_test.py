@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
+import io
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import job
@@ -25,6 +29,8 @@ from talweg.horovod.runner.common.util import config_parser
 from talweg.horovod.runner.util import threads
 
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
+# Arguments of run() for jobs whose hosts stay, and for those whose hosts come and go.
+_KINDS: list[dict[str, Any]] = [{}, {"min_num_proc": 1}]
 _PRINT = (
     "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'],"
     " os.environ['HOROVOD_FUSION_THRESHOLD'],"
@@ -162,9 +168,8 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(len(set(launch._run(arguments))), 2)
         vars(arguments).update(np=3, nics=["lo"])  # `np` is the name before Horovod 0.27.
         self.assertEqual(len(set(launch._run(arguments))), 3)
-        vars(arguments).update(min_num_proc=2)
-        with self.assertRaisesRegex(ValueError, r"run\(min_num_proc=...\) is not offered"):
-            launch._run(arguments)
+        vars(arguments).update(num_proc=1, np=None, min_num_proc=2, elastic_timeout=9)
+        self.assertEqual(len(set(launch._run(arguments))), 2)  # Hosts might come and go.
         self.assertEqual(runner.run(torch.is_tensor, (1,), np=2), [False] * 2)
         self.assertEqual(runner.run(os.getenv, ("RANK",), np=4), ["0", "1", "2", "3"])
         for _ in range(3):  # Ranks write their results at the same time.
@@ -204,10 +209,59 @@ class HorovodrunTest(unittest.TestCase):
         with self.assertWarnsRegex(DeprecationWarning, "network_interface has been") as warned:
             self.assertEqual(runner.run(len, ([],), network_interface="lo"), [0])
         self.assertEqual(warned.filename, __file__)
-        with self.assertRaisesRegex(ValueError, "hosts and hostfile"):
-            runner.run(len, ([],), hosts="a:1", hostfile="b")
+        with self.assertWarnsRegex(DeprecationWarning, "min_np has been replaced by min_num_proc"):
+            self.assertEqual(runner.run(len, ([],), min_np=2), [0, 0])
+        with self.assertWarnsRegex(DeprecationWarning, "max_np has been replaced by max_num_proc"):
+            self.assertEqual(runner.run(len, ([],), min_num_proc=1, max_np=1), [0])
+        with self.assertWarnsRegex(UserWarning, "slots has no effect without min_num_proc or"):
+            self.assertEqual(runner.run(len, ([],), slots=2), [0])
+        wrong: dict[str, Any]
+        for wrong, text in (
+            ({"hosts": "a:1", "hostfile": "b"}, "hosts and hostfile"),
+            ({"num_proc": "four"}, "argument -np.*invalid int value: 'four'"),
+            ({"min_num_proc": 3, "num_proc": 2}, "--min-np is 3, and -np 2"),
+            ({"min_num_proc": 1, "cooldown_range": 5}, "cooldown_range=5: give the first pause"),
+            ({"min_num_proc": 1, "cooldown_range": (2, 1)}, "--blacklist-cooldown-range is 2 1"),
+        ):
+            with self.assertRaisesRegex(ValueError, text):
+                runner.run(len, ([],), **wrong)
         with self.assertRaisesRegex(ValueError, "use_gloo and use_mpi"):
             runner.run(len, ([],), use_gloo=True, use_mpi=True)
+
+    def test_functions_that_do_not_return(self) -> None:
+        """A function that exits well has the result "", as with Horovod."""
+        for elastic in _KINDS:
+            self.assertEqual(runner.run(sys.exit, num_proc=2, **elastic), ["", ""])
+            with self.assertRaisesRegex(RuntimeError, "0 of at least . ranks? has a result: "):
+                runner.run(os._exit, (0,), num_proc=2, **elastic)
+            with self.assertRaisesRegex(RuntimeError, "rank .* failed.* exit status 3"):
+                runner.run(sys.exit, (3,), num_proc=2, **elastic)
+
+    def test_a_function_of_a_thread(self) -> None:
+        found: list[list[int]] = []
+
+        def call(elastic: dict[str, Any]) -> None:
+            found.append(runner.run(len, ([1],), **elastic))
+
+        for elastic in _KINDS:
+            thread = threading.Thread(target=call, args=(elastic,))
+            thread.start()
+            thread.join()
+        self.assertEqual(found, [[1], [1]])
+
+    def test_results_that_only_cloudpickle_takes(self) -> None:
+        for elastic in _KINDS:
+            (added,) = runner.run(lambda: lambda number: number + 1, **elastic)
+            self.assertEqual(added(2), 3)
+
+    def test_output_of_functions_where_hosts_come_and_go(self) -> None:
+        """It goes where this program's output goes, and is kept, with each host's part of it."""
+        with tempfile.TemporaryDirectory() as kept:
+            with contextlib.redirect_stdout(io.StringIO()) as shown:
+                runner.run(print, ("\u00e4\rb",), min_num_proc=1, output_filename=kept)
+            self.assertEqual(shown.getvalue(), "[0.0]<stdout>:\u00e4\r[0.0]<stdout>:b\n")
+            text = (Path(kept) / "rank.0.0" / "stdout").read_bytes()
+            self.assertEqual(text.decode(), "\u00e4\rb\n")
 
     def test_progress_bars(self) -> None:
         """Text before a carriage return appears at once, also from ranks that ssh has started."""
@@ -302,7 +356,10 @@ class HorovodrunTest(unittest.TestCase):
         options = ["--min-np", "2", "--max-np", "8", "--slots-per-host", "2", "--reset-limit", "5"]
         options += ["--elastic-timeout", "60", "--blacklist-cooldown-range", "3", "9", "-p", "22"]
         options += ["--host-discovery-script", "./hosts", "--network-interfaces", "a,b"]
-        line = runner._elastic_line(runner.parse(["-np", "4", *options, "x"]))
+        with mock.patch.dict(os.environ, HOROVOD_ELASTIC_TIMEOUT="5"):
+            line = runner._elastic_line(runner.parse(["-np", "4", *options, "x"]))
+            short = runner._elastic_line(runner.parse(["-np", "4", "--min-np", "1", "x"]))
+        self.assertIn("--hosts-wait-s=5", short)
         wanted = ["--ranks=4", "--min-ranks=2", "--max-ranks=8", "--hosts-wait-s=60"]
         wanted += ["--ranks-per-node=2", "--host-changes-max=5", "--host-cooldown-s=3,9"]
         wanted += ["--host-discovery-script=./hosts", "--network-interfaces=a,b", "--ssh-port=22"]

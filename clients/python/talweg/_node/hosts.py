@@ -20,8 +20,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,14 @@ class Launch:
 
 @dataclass
 class Outcome:
-    """How a launch has ended. `failure` names the first rank or host that failed. `results` has the
-    files that ranks have left, by rank.
+    """How a launch has ended. `failure` names the first rank or host that failed. `report` says
+    which hosts the job has ended well without. `results` has the files that ranks have left, by
+    rank.
     """
 
     status: int = 0
     failure: str = ""
+    report: str = ""
     results: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -350,18 +353,30 @@ class _Run:
             on_host.end(deadline_s)
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Has SIGTERM raise KeyboardInterrupt, as Ctrl-C does. In other threads than the main one it
+    does nothing, because they get no signals.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(launch: Launch) -> Outcome:
     """Starts the ranks, and returns when all have ended.
 
     SIGTERM and Ctrl-C end the ranks, and raise KeyboardInterrupt. Raises InvalidArgument if the
     hosts have too few slots, and TalwegError if there is no ssh.
     """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with interruptible():
         return _Run(launch).run()
-    finally:
-        signal.signal(signal.SIGTERM, before)

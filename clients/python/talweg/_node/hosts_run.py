@@ -19,14 +19,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from talweg import _programs
 from talweg._node import hosts, ranks, too_late
-from talweg._node.daemons import Daemon
+from talweg._node.caller import Caller
 from talweg._node.host_set import (
     Action,
     Begin,
@@ -44,11 +43,15 @@ from talweg._node.host_set import (
 from talweg._node.listed_hosts import FixedHosts, HostFile, HostList, HostScript, parse_hosts
 from talweg._node.meeting import own_addresses
 from talweg._node.outputs import Output
+from talweg._node.own_scheduler import OwnScheduler
 from talweg._node.question import Question
 from talweg.errors import InvalidArgument, TalwegError
 
 _TURN_S = 0.2
 _SAY_S = 10.0
+# How lines of a node's own launcher begin, and those that say how a rank has failed.
+_OF_RUN = "talweg: run: "
+_OF_RANK = f"{_OF_RUN}rank "
 _ANSWER_S = 10.0
 # A host that says nothing for so long counts as lost. It then ends by itself what runs there.
 _SILENCE_S = 30.0
@@ -60,9 +63,6 @@ _NODE_OPTIONS = (
     *("master-port", "provider", "ready-timeout-ms", "restart-pause-ms", "restart-window-s"),
     *("line-prefix", "output-dir", "restarts", "trace"),
 )
-# How often a scheduler is started again within how many seconds.
-_SCHEDULER_STARTS = 10
-_SCHEDULER_WINDOW_S = 60.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -174,62 +174,6 @@ def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
     return nodes, any(job["summary"]["state"] == "JOB_STATE_RUNNING" for job in of_name)
 
 
-class _Scheduler:
-    """The job's scheduler. If it ends, it is started again at the same address."""
-
-    def __init__(self, directory: Path, log_level: list[str]) -> None:
-        self._directory = directory
-        self._log_level = log_level
-        self._listen = "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
-        self._starts: deque[float] = deque()
-        self.port = 0
-        self.address = ""
-        self._daemon = self._start()
-
-    def _start(self) -> Daemon:
-        line = [
-            _programs.tool(),
-            "scheduler",
-            f"--listen={self._listen}",
-            f"--store_path={self._directory}/scheduler.db",
-            f"--secret_file={self._directory}/secret",
-            "--insecure",  # There is no certificate. The job's secret says who may join.
-            *self._log_level,
-        ]
-        return Daemon("talweg-scheduler", line, os.environ)
-
-    def serve(self) -> None:
-        """Returns when the scheduler serves. Raises TalwegError if it does not start."""
-        addresses = self._daemon.read_ready()
-        if addresses is None:
-            raise TalwegError(f"{self._daemon.how_it_ended()}: see above why")
-        # The address by which others reach it. A restart binds to the same port.
-        self.address = addresses["listen"]
-        self.port = int(self.address.rpartition(":")[2])
-        self._listen = f"{self._listen.rpartition(':')[0]}:{self.port}"
-
-    def check(self, now_s: float) -> str:
-        """Starts the scheduler again if it has ended. Returns a text that says so, or an empty one.
-
-        Raises TalwegError if it has ended too often.
-        """
-        if self._daemon.process.poll() is None:
-            return ""
-        text = self._daemon.how_it_ended()
-        self._starts.append(now_s)
-        while now_s - self._starts[0] > _SCHEDULER_WINDOW_S:
-            self._starts.popleft()
-        if len(self._starts) > _SCHEDULER_STARTS:
-            raise TalwegError(f"{text}, for the {len(self._starts)}th time in a minute")
-        self._daemon = self._start()
-        self.serve()
-        return f"{text}; it is started again, steps go on"
-
-    def end(self) -> None:
-        self._daemon.ask_to_end()
-        self._daemon.end(_ANSWER_S)
-
-
 class _Node:
     """The node on one host, until all that runs there has ended."""
 
@@ -238,6 +182,8 @@ class _Node:
         self.number = number
         self.on_host = on_host
         self.status: int | None = None
+        self.failure = ""  # What the node's own launcher says of the first rank that fails.
+        self.results: dict[str, str] = {}  # What its ranks have left, by "node.local rank".
         self.kill_s: float | None = None
 
 
@@ -248,6 +194,7 @@ class HostsRun:
         self._options = options
         self._directory = Path(options.directory)
         self._tool = _programs.tool()
+        self._caller = Caller(os.environ)
         self._secret = secrets.token_hex(32)
         self._environment = {**os.environ, "TALWEG_SECRET_FILE": f"{self._directory}/secret"}
         self._name = options.job or "run"
@@ -276,7 +223,7 @@ class HostsRun:
         told = "TALWEG_LOG_LEVEL" in os.environ
         # The user hears of a run's daemons only if something is wrong.
         self._log_level = [] if told else ["--log_level=warning"]
-        self._scheduler: _Scheduler | None = None
+        self._scheduler: OwnScheduler | None = None
 
     def run(self) -> int:
         """Runs the job. Returns the exit status when everything has ended."""
@@ -290,7 +237,7 @@ class HostsRun:
             signal.signal(number, lambda number, _: self._signals.append(number))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `talweg run` has blocked them.
         try:
-            self._scheduler = _Scheduler(self._directory, self._log_level)
+            self._scheduler = OwnScheduler(self._directory, self._log_level)
             self._scheduler.serve()
             while self._job.state is not JobState.OVER:
                 self._turn()
@@ -304,6 +251,7 @@ class HostsRun:
                 self._scheduler.end()
             if self._job.report:
                 self._say(self._job.report)
+            self._caller.answer(self._job.report)
             deadline_s = time.monotonic() + _ANSWER_S
             for output in self._outputs.values():
                 output.drain(deadline_s)
@@ -325,6 +273,8 @@ class HostsRun:
             for node in self._nodes.values():
                 node.on_host.beat()
         self._take_signals()
+        if self._caller.is_gone():
+            self._do(self._job.end(1, "the program that has started the run has ended"))
         self._poll_list(now_s)
         assert self._scheduler is not None
         try:
@@ -415,9 +365,13 @@ class HostsRun:
         messages = node.on_host.read()
         for message in messages or []:
             if "text" in message:
-                if node.kill_s is not None and message["text"].startswith("talweg: run: "):
+                if node.kill_s is not None and message["text"].startswith(_OF_RUN):
                     continue  # The launcher is ending the node itself, so its text is no news.
+                if message["text"].startswith(_OF_RANK):
+                    node.failure = node.failure or message["text"][len(_OF_RUN) :].split(";")[0]
                 self._pass(message["stream"], message["text"])
+            elif "result" in message:
+                node.results[message["place"]] = message["result"]
             elif "status" in message:
                 node.status = int(message["status"])
             elif "here" in message:
@@ -431,7 +385,9 @@ class HostsRun:
         if status is None:
             status, failure = 1, failure or "it has not said how its ranks have ended"
         elif status != 0:
-            failure = f"exit status {status} (above)"
+            failure = f"{node.failure or f'exit status {status}'} (above)"
+        elif self._job.state_of(node.host) is HostState.RUNNING:
+            self._caller.keep(node.results)
         now_s = time.monotonic()
         if status != 0 and self._job.may_be_late(node.host):
             entered = self._entered_before(node.number)
@@ -482,6 +438,7 @@ class HostsRun:
             "environment": hosts.sent(os.environ, here),
             "variables": {str(start.node): own},
             "secret": self._secret,
+            "files": self._caller.files,
             "interfaces": self._options.network_interfaces.split(","),
             "waits": True,
             "silence_s": self._silence_s,

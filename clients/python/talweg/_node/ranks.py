@@ -6,7 +6,8 @@ It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout:
     {"rank", "stream", "text"}    a line that a rank has written; if it ends with a carriage return,
                                   a part of a line, such as a progress bar's
     {"rank", "status"}            a rank has ended
-    {"rank", "result"}            a file that a rank has left
+    {"rank", "result", "place"}   a file `result.PLACE` that a rank has left, in base64. PLACE is the
+                                  rank, or RANK.LOCALRANK if this "rank" is a node's `talweg run`
 
 When stdin closes, the launcher or the connection to it is gone, and this program ends the ranks.
 
@@ -248,10 +249,10 @@ class _Ranks:
                         pass
                     self._finish(key.fileobj)
             status = process.returncode if process.returncode >= 0 else 128 - process.returncode
-            result = self._scratch / f"result.{rank}"
-            if result.exists():
-                text = base64.b64encode(result.read_bytes()).decode()
-                self._say({"rank": rank, "result": text})
+            for pattern in (f"result.{rank}", f"result.{rank}.*"):
+                for path in self._scratch.glob(pattern):
+                    text, place = base64.b64encode(path.read_bytes()).decode(), path.name[7:]
+                    self._say({"rank": rank, "result": text, "place": place})
             self._say({"rank": rank, "status": status})
             if status != 0:
                 self.ask_to_end()

@@ -128,8 +128,11 @@ _OTHERS = [
         "in jobs whose nodes may come and go. Under talweg run set TALWEG_STALL_MS instead.",
     ),
     _none("GLOO_TIMEOUT_SECONDS", number(0, _MANY), "30", "There is no Gloo."),
-    _none(
-        "ELASTIC_TIMEOUT", number(0, _MANY), "600", "Give horovodrun's --elastic-timeout instead."
+    _honoured(
+        "ELASTIC_TIMEOUT",
+        number(0, _MANY),
+        "600",
+        "What --elastic-timeout is, where that is not given; also for horovod.run().",
     ),
     _honoured(
         "START_TIMEOUT", number(1, _MANY), "600", "How many seconds init() waits for the whole job."

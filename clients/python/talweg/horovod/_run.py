@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""horovod.run(): calls a function on new ranks, on this host or on others."""
+"""horovod.run(): calls a function on new ranks, on this host, or on others that may come and go."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pickle
 import sys
@@ -12,8 +14,11 @@ from typing import Any
 
 from talweg._call_site import warn
 from talweg._collectives.objects import by_cloudpickle
+from talweg._counted import counted
+from talweg._node import caller
+from talweg._node.hosts import Outcome
 from talweg._node.hosts import run as start
-from talweg.errors import InvalidArgument, Unsupported
+from talweg.errors import InvalidArgument
 
 
 def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
@@ -39,16 +44,8 @@ def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
 # Programs look for this in the text of an error.
 FAILED = "Horovod detected that one or more processes exited with non-zero status"
 
-_ELASTIC = (
-    "min_num_proc",
-    "max_num_proc",
-    "slots",
-    "reset_limit",
-    "cooldown_range",
-    "host_discovery_script",
-    "min_np",
-    "max_np",
-)
+# The arguments that set more of a job whose hosts come and go, and make no job such a one.
+_MORE_OF_ELASTIC = ("max_num_proc", "slots", "reset_limit", "cooldown_range")
 
 
 # The names of the parameters are Horovod's.
@@ -83,47 +80,114 @@ def run(
 ) -> list[Any]:
     """Calls func(*args, **kwargs) on each of `num_proc` ranks; returns the results by rank.
 
-    The ranks are new processes, on this host or on `hosts` ("a:2,b:2") by ssh. Raises ValueError
-    for arguments that do not fit together, InvalidArgument if `func` cannot be sent, Unsupported
-    for arguments of elastic jobs, and RuntimeError, which names the rank, if a rank fails.
+    The ranks are new processes, on this host or on `hosts` ("a:2,b:2") by ssh. With `min_num_proc`
+    or `host_discovery_script` hosts come and go: `func` trains by hvd.elastic.run, and the results
+    are those of the ranks that are there at the end. Raises ValueError for arguments that do not
+    fit together, InvalidArgument if `func` cannot be sent, and RuntimeError, which names the rank,
+    if a rank fails.
     """
     given = locals()
-    from talweg.horovod import runner  # It imports this module for its own run().
 
-    for name in _ELASTIC:
-        if given[name] is not None:
-            raise Unsupported(
-                f"horovod.run({name}=...) is not offered by Talweg: horovodrun --min-np starts a "
-                "program as a job whose hosts come and go"
-            )
     if hosts and hostfile:
         raise ValueError("horovod.run: hosts and hostfile are both given: give one of them")
     if use_gloo and use_mpi:
         raise ValueError("horovod.run: use_gloo and use_mpi are both true; neither is needed")
-    for name, instead in (("np", "num_proc"), ("network_interface", "network_interfaces")):
+    for name, instead in (
+        ("np", "num_proc"),
+        ("min_np", "min_num_proc"),
+        ("max_np", "max_num_proc"),
+        ("network_interface", "network_interfaces"),
+    ):
         if given[name] is not None:
             warn(f"horovod.run: {name} has been replaced by {instead}", DeprecationWarning)
-    count = np if np is not None else num_proc
-    line = ["-np", str(count)]
-    for option, value in (
-        ("-H", hosts),
-        ("--hostfile", hostfile),
-        ("--start-timeout", start_timeout),
-        ("--ssh-port", ssh_port),
-        ("--ssh-identity-file", ssh_identity_file),
-        ("--output-filename", output_filename),
-        ("--network-interfaces", network_interfaces or network_interface),
+            if given[instead] in (None, 1):  # 1 is the default of num_proc.
+                given[instead] = given[name]
+    if given["min_num_proc"] is None and host_discovery_script is None:
+        for name in _MORE_OF_ELASTIC:
+            if given[name] is not None:
+                text = "has no effect without min_num_proc or host_discovery_script"
+                warn(f"horovod.run: {name} {text}", UserWarning)
+    given["num_proc"] = first_ranks(given["num_proc"], given["min_num_proc"])
+    line = []
+    for option, name in (
+        ("-np", "num_proc"),
+        ("--min-np", "min_num_proc"),
+        ("--max-np", "max_num_proc"),
+        ("--slots-per-host", "slots"),
+        ("--reset-limit", "reset_limit"),
+        ("--host-discovery-script", "host_discovery_script"),
+        ("-H", "hosts"),
+        ("--hostfile", "hostfile"),
+        ("--start-timeout", "start_timeout"),
+        ("--ssh-port", "ssh_port"),
+        ("--ssh-identity-file", "ssh_identity_file"),
+        ("--output-filename", "output_filename"),
+        ("--network-interfaces", "network_interfaces"),
     ):
-        line += [option, str(value)] if value is not None else []
-    python = executable or sys.executable
-    line += [python, str(Path(__file__).with_name("_task.py"))]
-    launch = runner.launch_of(runner.parse(line))
-    launch.files = {"function": _pickled(func, tuple(args), dict(kwargs or {}))}
-    launch.python = python
+        line += [option, str(given[name])] if given[name] is not None else []
+    if cooldown_range is not None:
+        line += ["--blacklist-cooldown-range", *map(str, _two(cooldown_range))]
+    options = _parsed(line)
+    options.executable = executable
+    return call(options, func, tuple(args), dict(kwargs or {}))
+
+
+def _parsed(line: list[str]) -> Any:
+    """Returns horovodrun's options. Its parser would end the program for a value of a wrong type."""
+    from talweg.horovod import runner
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return runner.parse(line)
+    except SystemExit:
+        raise ValueError(f"horovod.run: {said.getvalue().splitlines()[-1]}") from None
+
+
+def first_ranks(num_proc: Any, min_num_proc: Any) -> Any:
+    """Returns with how many ranks a job begins. One that is told only the least begins with it."""
+    return min_num_proc if num_proc == 1 and min_num_proc is not None else num_proc
+
+
+def _two(cooldown_range: Any) -> list[Any]:
+    if isinstance(cooldown_range, (list, tuple)) and len(cooldown_range) == 2:
+        return list(cooldown_range)
+    raise ValueError(
+        f"horovod.run: cooldown_range={cooldown_range!r}: give the first pause and the longest, in "
+        "seconds, as in (10, 100)"
+    )
+
+
+def call(
+    options: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Does what run() does, with horovodrun's options, which have been checked."""
+    from talweg.horovod import runner
+
+    function = _pickled(func, args, kwargs)
+    options.command = [options.executable or sys.executable]
+    options.command += [str(Path(__file__).with_name("_task.py"))]
     # The ranks import from the same places as this program.
-    paths = [os.path.abspath(path) for path in sys.path]
-    launch.environment = {**launch.environment, "PYTHONPATH": os.pathsep.join(paths)}
-    outcome = start(launch)
+    paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
+    if runner.is_elastic(options):
+        line, environment = runner.line_here(options), runner.environment_here(options)
+        outcome = caller.run(line, {**environment, **paths}, {"function": function})
+        least = options.min_np if options.min_np is not None else options.num_proc
+    else:
+        launch = runner.launch_of(options)
+        launch.files = {"function": function}
+        launch.python = options.executable or sys.executable
+        launch.environment = {**launch.environment, **paths}
+        outcome = start(launch)
+        least = options.num_proc
     if outcome.failure:
         raise RuntimeError(f"horovod.run: {outcome.failure}; all other ranks were ended ({FAILED})")
-    return [pickle.loads(outcome.results[rank]) for rank in range(count)]
+    if len(outcome.results) < least:
+        raise RuntimeError(f"horovod.run: {_too_few(outcome, least)}")
+    return [pickle.loads(outcome.results[rank]) for rank in sorted(outcome.results)]
+
+
+def _too_few(outcome: Outcome, least: int) -> str:
+    """Returns why there are fewer results than ranks. The ranks have ended with status 0."""
+    text = f"{len(outcome.results)} of at least {counted(least, 'rank')} has a result"
+    return f"{text}: {outcome.report or 'the others have ended before the function returned'}"

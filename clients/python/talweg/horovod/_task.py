@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def _forget_own_directory() -> None:
@@ -15,15 +16,44 @@ def _forget_own_directory() -> None:
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != own]
 
 
+def _called(function: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the function's result. As with Horovod, that of a function that exits well is ""."""
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as end:
+        if end.code:
+            raise
+        return ""
+
+
+def _pickled(result: Any) -> bytes:
+    """Pickles the result, by cloudpickle if it is installed and pickle does not take the result."""
+    try:
+        return pickle.dumps(result)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        from talweg._collectives.objects import by_cloudpickle
+
+        data = by_cloudpickle(result)
+        if data is None:
+            raise
+        return data
+
+
+def _place() -> str:
+    """Returns this rank's number, or, if hosts come and go and numbers change, its place."""
+    number = os.environ.get("RANK")
+    return number or f"{os.environ['GROUP_RANK']}.{os.environ['LOCAL_RANK']}"
+
+
 def main() -> None:
     _forget_own_directory()
     directory = Path(os.environ["TALWEG_TASK_DIR"])
     function, args, kwargs = pickle.loads((directory / "function").read_bytes())
-    result = pickle.dumps(function(*args, **kwargs))
-    path = directory / f"result.{os.environ['RANK']}"
-    new = path.with_name(f"{path.name}.new")  # The ranks of a host share the directory.
+    place = _place()  # The function may change the variables.
+    result = _pickled(_called(function, args, kwargs))
+    new = directory / f"new.{place}"  # The ranks of a host share the directory.
     new.write_bytes(result)
-    new.rename(path)
+    new.rename(directory / f"result.{place}")
 
 
 if __name__ == "__main__":

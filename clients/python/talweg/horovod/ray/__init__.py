@@ -5,6 +5,6 @@ from talweg.horovod._absent import missing
 
 raise missing(
     "horovod.ray",
-    "let horovod.run(func, num_proc=N, hosts=...) start the ranks; for hosts that come and go "
-    "horovodrun --min-np with --host-discovery-script",
+    "let horovod.run(func, num_proc=N, hosts=...) start the ranks; for hosts that come and go give "
+    "it min_num_proc and host_discovery_script",
 )

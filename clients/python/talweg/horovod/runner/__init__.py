@@ -42,6 +42,7 @@ _ELASTIC_NUMBERS = {
     "--elastic-timeout": "--hosts-wait-s",
     "--reset-limit": "--host-changes-max",
 }
+_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
 
 
 class _AddNames(argparse.Action):
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds after which a host that has failed is used again",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.set_defaults(executable=None)  # The Python of ranks that horovod.run() starts.
     return parser
 
 
@@ -207,6 +209,8 @@ def _elastic_line(options: Any) -> list[str]:
         "--ssh-identity-file": options.ssh_identity_file,
         "--network-interfaces": options.network_interfaces,
     }
+    if options.elastic_timeout is None and os.environ.get(_TIMEOUT):
+        told["--hosts-wait-s"] = TABLE.number(os.environ, _TIMEOUT)
     if options.blacklist_cooldown_range:
         told["--host-cooldown-s"] = ",".join(map(str, options.blacklist_cooldown_range))
     if not options.host_discovery_script and not options.hostfile:
@@ -220,7 +224,7 @@ def _command(options: Any, ranks_of: Sequence[listed_hosts.Host]) -> list[str]:
     """
     told = ",".join(f"{host.name}:{host.slots}" for host in ranks_of)
     rank = str(Path(__file__).parents[1] / "_rank.py")
-    python = [sys.executable, "-I", "-S", rank]
+    python = [options.executable or sys.executable, "-I", "-S", rank]
     return [*python, told, *options.command]
 
 
@@ -316,7 +320,8 @@ def line_here(options: Any) -> list[str]:
 
 
 def environment_here(options: Any) -> dict[str, str]:
-    return {"TALWEG_PYTHON": sys.executable, **_environment_of(options)}
+    python = options.executable or sys.executable
+    return {"TALWEG_PYTHON": python, **_environment_of(options)}
 
 
 def _environment_of(options: Any) -> dict[str, str]:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from typing import Any
 
 from talweg.horovod import runner
-from talweg.horovod._run import FAILED, run
+from talweg.horovod._run import FAILED, call, first_ranks
 
 __all__ = ["parse_args", "run_commandline"]
 
@@ -37,12 +36,14 @@ def _run(args: Any) -> Any:
         given["num_proc"] = given.pop("np")
     if "nics" in given:
         given["network_interfaces"] = ",".join(given.pop("nics"))
-    if "run_func" in given:
-        told = {name: given[name] for name in inspect.signature(run).parameters if name in given}
-        return run(given["run_func"], **told)
+    func = given.pop("run_func", None)
     options = runner.defaults()
     for name, value in given.items():
         setattr(options, _NAMES.get(name, name), value)
+    options.num_proc = first_ranks(options.num_proc, options.min_np)
+    if func is not None:
+        runner.check_options(options)
+        return call(options, func, (), {})
     runner.check(options)
     if runner.is_here(options):
         line, environment = runner.line_here(options), runner.environment_here(options)

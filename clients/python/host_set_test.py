@@ -8,6 +8,7 @@ import random
 import unittest
 from collections.abc import Sequence
 
+from talweg._node import hosts_run, too_late
 from talweg._node.host_set import (
     Action,
     Begin,
@@ -322,6 +323,26 @@ class HostSetTest(unittest.TestCase):
         self.assertIs(job.state, JobState.FINISHING)
         job.on_ended("a", 0, "", 5)
         self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
+
+    def test_who_has_entered_a_job(self) -> None:
+        """A member that is lost has not come too late, although the scheduler forgets its view."""
+        told = (
+            ("JOINED", "", 3),
+            ("LOST", "agent of node 1 was stopped: rank 1 was lost", 0),
+            ("LEFT", "agent of node 2 has left: all ranks are done", 0),
+            ("LEFT", f"the job has finished before it {too_late.WORDS} it", 0),
+            ("PENDING", "", 0),
+        )
+        members = [
+            {
+                "member": {"id": {"node_rank": node}},
+                "state": f"MEMBER_STATE_{state}",
+                "state_text": text,
+                "epoch_held": f"{epoch}",
+            }
+            for node, (state, text, epoch) in enumerate(told)
+        ]
+        self.assertEqual(hosts_run._entered_of(members), {0, 1, 2})
 
     def test_the_last_to_end_comes_too_late(self) -> None:
         job = self._running("a")

@@ -82,6 +82,17 @@ class HvdRunHostsTest(unittest.TestCase):
         job.stop()
         self.assertEqual(job.results(), [(0, 1, "b", 7)])
 
+    def test_one_rank_of_a_host_dies(self) -> None:
+        """The host's other rank is lost with it, as with Horovod."""
+        job = _Job(self, "a:2 b:2", "num_proc=4, min_num_proc=2, hostfile='{hosts}'")
+        job.go_on(4)
+        job.order("dies.a.1")
+        job.says("host a (node 0) is lost: rank 0.1")
+        job.go_on(2)
+        job.stop()
+        self.assertEqual(job.results(), [(0, 2, "b", 7), (1, 2, "b", 7)])
+        self.assertIn("has ended well without host a (node 0): rank 0.1", job.text())
+
     def test_the_function_fails_at_all_hosts(self) -> None:
         job = _Job(self, "a:1 b:1", "num_proc=2, min_num_proc=1, hostfile='{hosts}'")
         job.go_on(2)

@@ -5,12 +5,14 @@
 
 ARGUMENTS are run()'s, as Python. The program prints "results ..." or "raises TYPE TEXT". Ranks
 write "step BATCH" to DIRECTORY/PID. A rank on HOST raises an error if DIRECTORY/fails.HOST exists,
-and after the training if DIRECTORY/fails.at_end.HOST does.
+and after the training if DIRECTORY/fails.at_end.HOST does. It kills itself if
+DIRECTORY/dies.HOST.LOCALRANK exists.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ def train(directory: Path, factor: int) -> tuple[int, int, str, int]:
         while not state.stopped:
             if (directory / f"fails.{host}").exists():
                 raise ArithmeticError("it was told to fail")
+            if (directory / f"dies.{host}.{basics.local_rank()}").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
             told = np.array([int((directory / "stop").exists())], np.int32)
             state.stopped = bool(talweg.push_pull(told, op=talweg.Op.MAX, name="stop")[0])
             state.batch += 1

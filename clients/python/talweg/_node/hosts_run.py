@@ -145,8 +145,9 @@ def _address_towards(host: str) -> str:
 
 # The states of jobs that are not over.
 _OPEN = ("JOB_STATE_FORMING", "JOB_STATE_RUNNING")
-# The states of members that have entered, even if they hold no view yet.
-_ENTERED = ("MEMBER_STATE_JOINED", "MEMBER_STATE_LEFT")
+# The states of members that have entered, even if they hold no view yet. A member that was lost
+# before it entered has failed, too: it has not come too late.
+_ENTERED = ("MEMBER_STATE_JOINED", "MEMBER_STATE_LEFT", "MEMBER_STATE_LOST")
 
 
 def _nodes_of(members: Iterable[Any]) -> set[int]:

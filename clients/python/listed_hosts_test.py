@@ -101,6 +101,25 @@ class ListedHostsTest(unittest.TestCase):
         with self.assertRaisesRegex(InvalidArgument, "'b c' is not a host"):
             self._next(hosts)
 
+    def test_a_script_with_arguments(self) -> None:
+        """A path with spaces is a path all the same."""
+        for name in ("hosts", "own hosts"):
+            path = self.path.with_name(name)
+            path.write_text('#!/bin/sh\necho "${1:-a}:2"\n')
+            path.chmod(0o755)
+        for command, host in (
+            (str(self.path.with_name("own hosts")), "a"),
+            (f"{self.path} b", "b"),
+            (f"sh {self.path} 'c' # hosts", "c"),
+        ):
+            hosts = HostScript(command, 0, 1)
+            self.addCleanup(hosts.close)
+            self.assertEqual(self._next(hosts), [Host(host, 2)])
+        hosts = HostScript("no-such-script b", 0, 1)
+        self.addCleanup(hosts.close)
+        with self.assertRaisesRegex(TalwegError, "exit status 127\n.*no-such-script: not found"):
+            self._next(hosts)
+
     def test_what_is_refused_is_shown_in_short(self) -> None:
         with self.assertRaises(InvalidArgument) as refused:
             parse_lines("\x1b[2J" + "x" * 10000, "f")

@@ -143,7 +143,9 @@ class HostFile:
 
 
 class HostScript:
-    """A program that prints the hosts, and that is run every `every_s` seconds."""
+    """A program that prints the hosts, and that is run every `every_s` seconds. `command` is its
+    path, or a line for sh, such as one with arguments.
+    """
 
     def __init__(self, command: str, every_s: float, slots_default: int) -> None:
         self._command = command
@@ -193,7 +195,7 @@ class HostScript:
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
-                [self._command],
+                self._words(),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._errors,
@@ -205,6 +207,10 @@ class HostScript:
                 f"--host-discovery-script={self._command} cannot be started: {error.strerror}; it "
                 "must be the path of a program that may be run (chmod +x)"
             ) from None
+
+    def _words(self) -> list[str]:
+        is_line = " " in self._command and not Path(self._command).exists()
+        return ["/bin/sh", "-c", self._command] if is_line else [self._command]
 
     def _end(self) -> None:
         if self._process is not None and self._process.poll() is None:

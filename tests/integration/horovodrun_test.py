@@ -249,6 +249,13 @@ class HorovodrunTest(unittest.TestCase):
             thread.join()
         self.assertEqual(found, [[1], [1]])
 
+    def test_a_function_with_a_large_argument(self) -> None:
+        """It is far larger than the pipe through which it goes to a host."""
+        for elastic in _KINDS:
+            large = random.Random(2).randbytes(16 << 20)
+            (found,) = runner.run(bytes, (large,), **elastic)
+            self.assertTrue(found == large)
+
     def test_results_that_only_cloudpickle_takes(self) -> None:
         for elastic in _KINDS:
             (added,) = runner.run(lambda: lambda number: number + 1, **elastic)

@@ -162,7 +162,8 @@ class OnHost:
         self._text: list[bytes] = []  # Parts of a line whose end has not come.
         # With a large environment the task does not fit into a pipe, and nobody reads it before ssh
         # has reached the host.
-        self._unsent = json.dumps(task).encode() + b"\n"
+        self._unsent = bytearray(json.dumps(task).encode() + b"\n")
+        self._selectors: list[selectors.BaseSelector] = []
         line = [python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
         if not is_here(host):
             line = ssh.line(host, shlex.join(line))
@@ -216,7 +217,7 @@ class OnHost:
     def beat(self) -> None:
         """Tells a task that has a `silence_s` that this launcher still reaches it."""
         if not self._unsent:
-            self._unsent = ranks.BEAT
+            self._unsent += ranks.BEAT
             self.send()
 
     def send(self) -> None:
@@ -226,16 +227,36 @@ class OnHost:
             return
         try:
             while self._unsent:
-                self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
+                del self._unsent[: os.write(stdin.fileno(), self._unsent)]
         except BlockingIOError:
             pass
         except OSError:  # The process is ending.
-            self._unsent = b""
+            self._unsent.clear()
+
+    def wake(self, selector: selectors.BaseSelector) -> None:
+        """Has the selector wake when more can be sent, while text is unsent. The data of the
+        selector's key is None.
+        """
+        stdin = self._process.stdin
+        is_in = selector in self._selectors
+        if stdin is None or stdin.closed or bool(self._unsent) == is_in:
+            return
+        if is_in:
+            self._selectors.remove(selector)
+            selector.unregister(stdin)
+        else:
+            self._selectors.append(selector)
+            selector.register(stdin, selectors.EVENT_WRITE)
 
     def ask_to_end(self) -> None:
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        stdin = self._process.stdin
+        if stdin is None or stdin.closed:
+            return
+        for selector in self._selectors:
+            selector.unregister(stdin)
+        self._selectors.clear()
+        with contextlib.suppress(OSError):
+            stdin.close()
 
     def kill(self) -> None:
         """Kills it. The connection breaks then, and what it has started on the host ends."""
@@ -252,10 +273,9 @@ class OnHost:
         self._close()
 
     def _close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):
-                stream.close()
+        self.ask_to_end()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 class _Run:
@@ -287,9 +307,11 @@ class _Run:
                 self._start(host, own, secret)
             while self._running:
                 for key, _ in self._selector.select(0.2):
-                    self._read(key.fileobj)
+                    if key.data is not None:
+                        self._read(key.data)
                 for on_host in self._running:
                     on_host.send()
+                    on_host.wake(self._selector)
         finally:
             self._end()
         missing = sorted(set(range(self._launch.ranks)) - self._ended)
@@ -310,7 +332,7 @@ class _Run:
         }
         started = OnHost(host.name, task, launch.ssh, launch.python)
         self._running.append(started)
-        self._selector.register(started, selectors.EVENT_READ)
+        self._selector.register(started, selectors.EVENT_READ, started)
 
     def _read(self, on_host: Any) -> None:
         messages = on_host.read()

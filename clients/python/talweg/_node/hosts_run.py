@@ -292,6 +292,8 @@ class HostsRun:
             if node.kill_s is not None and now_s >= node.kill_s:
                 node.on_host.kill()
             node.on_host.send()
+            for selector in (self._selector, self._selector_when_full):
+                node.on_host.wake(selector)
         self._tell_expected(now_s)
         self._ask_for_state(now_s)
         self._say_waiting(now_s)

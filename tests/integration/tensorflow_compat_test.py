@@ -50,6 +50,10 @@ class CompatTest(unittest.TestCase):
         program = str(job.PROGRAMS / "legacy_keras_models.py")
         job.run([sys.executable, "-P", program], {**QUIET, "TF_USE_LEGACY_KERAS": "1"})
 
+    def test_graphs_of_tf_keras(self) -> None:
+        line = job.command("legacy_keras_graph.py", nodes=2, ranks=(2, 1))
+        job.run(line, {**QUIET, "TF_USE_LEGACY_KERAS": "1"})
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -12,7 +12,7 @@ import tensorflow as tf
 import talweg
 from talweg import _client
 from talweg.errors import InvalidArgument
-from talweg.tensorflow import _variables
+from talweg.tensorflow import _graphs, _variables
 
 
 class Hooks:
@@ -73,7 +73,8 @@ class BroadcastVariables(Hooks):
                     if isinstance(_variables.tf_variable(each), tf.Variable)
                     and _variables.tf_variable(each).ref() not in self._local
                 ]
-                _variables.assign_from_root(own, self.root_rank, None, f"callback.{kind}")
+                spread = _variables.assign_from_root(own, self.root_rank, None, f"callback.{kind}")
+                _graphs.evaluated(spread)
         self.broadcast_done = True
 
 
@@ -164,13 +165,20 @@ class LearningRateSchedule(Hooks):
         momentum = getattr(optimizer, "momentum", None)
         # A traced step sees the change of a variable only.
         if self.momentum_correction and _is_variable(momentum) and old > 0:
-            self.restore_momentum = float(np.asarray(momentum))
+            self.restore_momentum = _number(momentum)
             _set_momentum(optimizer, self.restore_momentum * new / old)
 
 
 def rate_of(optimizer: Any) -> float:
-    rate = optimizer.learning_rate
-    return float(np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate))
+    return _number(optimizer.learning_rate)
+
+
+def _number(value: Any) -> float:
+    """Returns the value of a variable, a tensor or a number."""
+    value = _variables.tf_variable(value)
+    if isinstance(value, tf.Variable):
+        [value] = _graphs.read([value])
+    return float(np.asarray(_graphs.evaluated(value)))
 
 
 def _is_variable(value: Any) -> bool:
@@ -180,7 +188,7 @@ def _is_variable(value: Any) -> bool:
 def _assign(optimizer: Any, name: str, value: float) -> None:
     held = getattr(optimizer, name)
     if _is_variable(held):
-        held.assign(value)
+        _graphs.write([_variables.tf_variable(held)], [value])
     else:
         setattr(optimizer, name, value)
 

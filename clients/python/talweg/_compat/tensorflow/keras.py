@@ -14,7 +14,7 @@ import h5py
 import tensorflow as tf
 
 from talweg._declaration import Op
-from talweg.tensorflow import _ops, _variables
+from talweg.tensorflow import _graphs, _ops, _variables
 from talweg.tensorflow._compression import NoneCompressor
 from talweg.tensorflow._rounds import Reduction
 
@@ -37,7 +37,7 @@ def reduce_value(
     pushed, context = compression.compress(tf.convert_to_tensor(value))
     how = Reduction(op, prescale, postscale)
     [reduced] = _ops.reduce_tensors([pushed], [_ops.unique_name("keras", pushed, name)], how)
-    return compression.decompress(reduced, context)
+    return _graphs.evaluated(compression.decompress(reduced, context))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

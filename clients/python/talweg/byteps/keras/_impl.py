@@ -10,7 +10,7 @@ from talweg._compat.tensorflow import keras as shared
 from talweg._compat.tensorflow.failures import operation
 from talweg._declaration import Op
 from talweg.byteps.tensorflow import ops
-from talweg.tensorflow import _optimizer, _variables
+from talweg.tensorflow import _graphs, _optimizer, _variables
 from talweg.tensorflow._compression import Compression
 from talweg.tensorflow._gradients import Choices
 
@@ -38,16 +38,17 @@ def push_pull(value: Any, name: str | None = None, average: bool = True) -> Any:
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Returns the root's value on every rank."""
-    return ops.broadcast(value, root_rank, name=name)
+    return _graphs.evaluated(ops.broadcast(value, root_rank, name=name))
 
 
 @operation
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Returns the operation that makes the graph's global variables the root's.
+    """Makes the graph's global variables the root's.
 
-    Raises RuntimeError in eager mode.
+    Without tf-keras it returns the operation that does so. Raises RuntimeError in eager mode.
     """
-    return _variables.assign_from_root(_variables.global_variables(), root_rank)
+    spread = _variables.assign_from_root(_variables.global_variables(), root_rank)
+    return _graphs.evaluated(spread)
 
 
 def load_model(

@@ -12,7 +12,7 @@ from talweg.horovod.common import basics
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set
 from talweg.horovod.tensorflow import gradients, mpi_ops
 from talweg.horovod.tensorflow.gradients import choices_of, local_variables
-from talweg.tensorflow import _variables
+from talweg.tensorflow import _graphs, _variables
 from talweg.tensorflow._compression import Compression
 
 
@@ -74,28 +74,29 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Returns the ranks' values joined along the first dimension."""
-    return mpi_ops.allgather(value, name)
+    return _graphs.evaluated(mpi_ops.allgather(value, name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Returns the root's value at every rank."""
-    return mpi_ops.broadcast(value, root_rank, name)
+    return _graphs.evaluated(mpi_ops.broadcast(value, root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = basics.Average) -> Any:
     """Returns this rank's rows of the reduction, which are in rank order."""
-    return mpi_ops.reducescatter(value, op=op, name=name)
+    return _graphs.evaluated(mpi_ops.reducescatter(value, op=op, name=name))
 
 
 @operation
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Returns the operation that assigns the root's values to the graph's global variables.
+    """Assigns the root's values to the graph's global variables.
 
-    Raises RuntimeError if TensorFlow executes eagerly.
+    Without tf-keras it returns the operation that does so. Raises RuntimeError if TensorFlow
+    executes eagerly.
     """
     variables = _variables.global_variables()
     basics.rank()
-    return _variables.assign_from_root(variables, root_rank)
+    return _graphs.evaluated(_variables.assign_from_root(variables, root_rank))
 
 
 def load_model(

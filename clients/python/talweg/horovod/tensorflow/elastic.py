@@ -12,6 +12,7 @@ import tensorflow as tf
 from talweg.errors import Mismatch
 from talweg.horovod.common import elastic as _elastic
 from talweg.horovod.common.elastic import ObjectState
+from talweg.tensorflow import _graphs
 from talweg.tensorflow._keras import optimizer_variables
 from talweg.tensorflow._variables import tf_variable
 
@@ -46,16 +47,16 @@ def _read(variables: _Variables) -> list[np.ndarray]:
     targets = [tf_variable(each) for each in variables]
     if variables.session is not None:
         return list(variables.session.run(targets))
-    return [each.numpy() for each in targets]
+    return _graphs.read(targets)
 
 
 def _write(variables: _Variables, arrays: list[np.ndarray]) -> None:
-    for each, array in zip(variables, arrays):
-        target = tf_variable(each)
-        if variables.session is not None:
-            target.load(array, variables.session)
-        else:
-            target.assign(array)
+    targets = [tf_variable(each) for each in variables]
+    if variables.session is None:
+        _graphs.write(targets, arrays)
+        return
+    for target, array in zip(targets, arrays):
+        target.load(array, variables.session)
 
 
 class _State(_elastic.State):

@@ -118,6 +118,22 @@ def broadcast_changes_variables(module: Any) -> None:
     np.testing.assert_array_equal(model.get_weights(), np.full([1, 2, 1], 7.0))
 
 
+def passes_add_up(module: Any) -> None:
+    """What the passes of a step add up in begins with zeros, without an initializer's run."""
+    model = keras.Sequential(
+        [keras.layers.Dense(1, input_shape=(1,), use_bias=False, kernel_initializer="zeros")]
+    )
+    optimizer = module.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    model.compile(optimizer, "mae")
+    passes = 5
+    inputs = np.full([passes, 1], module.rank() + 1.0)
+    model.fit(inputs, np.full([passes, 1], 100.0), batch_size=1, verbose=0)
+    # Two steps, each by the mean of the ranks' inputs.
+    np.testing.assert_array_equal(model.get_weights(), [[[module.size() + 1.0]]])
+
+
 for each in (*HOROVOD, *BYTEPS):
     each.init()
     values_are_numbers(each)
@@ -125,5 +141,7 @@ for each in (*HOROVOD, *BYTEPS):
     broadcast_changes_variables(each)
     if each in HOROVOD:
         state_is_the_roots(each)
+    if each is horovod.tensorflow.keras:
+        passes_add_up(each)
     keras.backend.clear_session()
     each.shutdown()

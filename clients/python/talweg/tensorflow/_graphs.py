@@ -15,15 +15,19 @@ import numpy as np
 import tensorflow as tf
 
 
-def _backend() -> Any:
-    """Returns tf-keras's backend if eager execution is off and tf-keras is in use; else None."""
+def _tf_keras() -> Any:
+    """Returns tf-keras if eager execution is off and tf-keras is in use; else None."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     # Asking tf.keras for a class loads tf-keras, if tf.keras is that.
     if tf.keras.Model.__module__.startswith("tf_keras."):
-        return tf.keras.backend
-    found = sys.modules.get("tf_keras")
-    return None if found is None else found.backend
+        return tf.keras
+    return sys.modules.get("tf_keras")
+
+
+def _backend() -> Any:
+    keras = _tf_keras()
+    return None if keras is None else keras.backend
 
 
 def evaluated(result: Any) -> Any:
@@ -60,3 +64,11 @@ def write(variables: Sequence[Any], values: Sequence[Any]) -> None:
         return
     for variable, value in zip(variables, values):
         variable.assign(value)
+
+
+def track(variables: Sequence[Any]) -> None:
+    """Has Keras's session initialize these variables, as it does those of models."""
+    keras = _tf_keras()
+    if keras is not None:
+        for variable in variables:
+            keras.__internal__.backend.track_variable(variable)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from talweg import _client
 from talweg._client import Client
 from talweg.errors import InvalidArgument, Unsupported
-from talweg.tensorflow import _gradients
+from talweg.tensorflow import _gradients, _graphs
 from talweg.tensorflow._gradients import Choices
 from talweg.tensorflow._ops import plain
 
@@ -97,6 +97,7 @@ class _Steps:
                 None if each is None else zeros(each.shape, each.dtype) for each in gradients
             ]
             self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
+        _graphs.track([self._count, *(each for each in self._sums if each is not None)])
 
     def step(
         self,

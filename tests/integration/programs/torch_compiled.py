@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import talweg
 import talweg.torch as tw
 import torch
 import torch.distributed as dist
@@ -98,6 +99,57 @@ def a_compiled_model_in_a_closure() -> None:
     assert compiled > 0
 
 
+def compiled_backward() -> None:
+    """torch compiles backward passes. Each still ends with the averages in `.grad`."""
+    for overlaps in (False, True):
+        torch._dynamo.reset()
+        model = small_model()
+        name = f"backward.{overlaps}"
+        optimizer = tw.DistributedOptimizer(
+            sgd(model),
+            model.named_parameters(),
+            name=name,
+            overlap_forward=model if overlaps else None,
+        )
+        alone = small_model()
+        of_alone = sgd(alone)
+        forward = torch.compile(model, backend="aot_eager")
+        for step in range(3):
+            inputs = torch.randn(
+                4, 8, generator=torch.Generator().manual_seed(9 * step + tw.rank())
+            )
+            optimizer.zero_grad()
+            with torch._dynamo.config.patch(compiled_autograd=True):
+                forward(inputs).square().mean().backward()
+            of_alone.zero_grad()
+            alone(inputs).square().mean().backward()
+            for number, (parameter, other) in enumerate(
+                zip(model.parameters(), alone.parameters(), strict=True)
+            ):
+                assert other.grad is not None
+                other.grad = tw.push_pull(other.grad, f"{name}.{number}")
+                assert overlaps or torch.equal(parameter.grad, other.grad), (step, number)
+            optimizer.step()
+            of_alone.step()
+        optimizer.synchronize_parameters()  # type: ignore[attr-defined]
+        for parameter, other in zip(model.parameters(), alone.parameters(), strict=True):
+            assert torch.equal(parameter, other), name
+
+
+def hook_without_buckets() -> None:
+    dist.init_process_group("talweg")
+    with torch._dynamo.config.patch(compiled_autograd=True, optimize_ddp="python_reducer"):
+        parallel = nn.parallel.DistributedDataParallel(small_model())
+        parallel.register_comm_hook(None, tw.ddp_hook)
+        try:
+            torch.compile(parallel, backend="aot_eager")(torch.ones(4, 8)).sum().backward()
+        except talweg.InvalidArgument as error:
+            assert "python_reducer" in str(error), error
+        else:
+            raise AssertionError("no error")
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
     tw.init()
     run_cases(
@@ -106,4 +158,6 @@ if __name__ == "__main__":
         hook_of_data_parallel,
         calls,
         a_compiled_model_in_a_closure,
+        compiled_backward,
+        hook_without_buckets,
     )

@@ -24,6 +24,7 @@ from talweg.torch import _cuda
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._tensors import declaration_of, finish
+from talweg.torch._uncompiled import keep_out_of_graphs
 
 # The attribute that marks a gradient as no longer new. It holds the gradient's count of changes.
 _SEEN = "_talweg_seen"
@@ -273,6 +274,9 @@ class GradientAverager(ClientAdapter):
     def text_of(self, refusal: Refusal) -> str:
         return _TEXTS[refusal]
 
+
+# Where torch compiles the backward pass (compiled autograd), it traces hooks of gradients, too.
+keep_out_of_graphs(GradientAverager._on_gradient)
 
 # The averager of each active parameter, by the parameter's id. It keeps the parameter alive.
 _averagers: weakref.WeakValueDictionary[int, GradientAverager] = weakref.WeakValueDictionary()

@@ -294,6 +294,11 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
             "model's name where a process has several: "
             "model.register_comm_hook(None, talweg.torch.ddp_hook)"
         )
+    if isinstance(bucket, tuple):
+        raise InvalidArgument(
+            'ddp_hook gets no bucket, because torch._dynamo.config.optimize_ddp is "python_reducer": '
+            'set another one, or use the backend "talweg" without a hook'
+        )
     client = _client.current()
     model = state or "model"
     buffer = bucket.buffer()

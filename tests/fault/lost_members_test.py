@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests collectives and process sets that lose members: programs/lost_member.py, gather_on.py."""
+"""Tests collectives and process sets that lose members: programs/lost_member.py and others."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ class LostMembersTest(unittest.TestCase):
 
     def test_a_gather_leaves_out_the_rows_of_a_rank_that_is_lost_between_its_rounds(self) -> None:
         self._run("gather_on.py", ["1", "1:2", "2:9:between"], _NODES - 2)
+
+    def test_training_with_adasum_goes_on(self) -> None:
+        delay_s = secrets.randbelow(5000) / 1e6
+        with self.subTest(delay_s=delay_s):
+            victim = str(secrets.randbelow(_NODES))
+            self._run("adasum_goes_on.py", [victim, str(delay_s)], _NODES - 1)
 
     def _run(self, program: str, arguments: list[str], ended: int) -> None:
         """Runs a job whose ranks run `program`. `ended` of them end well."""

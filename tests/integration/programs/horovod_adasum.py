@@ -120,6 +120,21 @@ def refusals() -> None:
         assert torch.allclose(found, torch.ones(7))
 
 
+def joined_ranks() -> None:
+    """A rank that has joined takes no part in Adasum: the others are told, and may call again."""
+    if hvd.size() == 1:
+        return
+    own = torch.full((5,), 3.0)
+    if hvd.rank() != hvd.size() - 1:
+        for name in ("joined", None):
+            expect(hvd.HorovodInternalError, "joined", hvd.allreduce, own, name=name, op=hvd.Adasum)
+        summed = hvd.allreduce(own, name="sum", op=hvd.Sum)
+        assert summed.tolist() == [3.0 * (hvd.size() - 1)] * 5
+    hvd.join()
+    for name in ("joined", None):
+        assert torch.allclose(hvd.allreduce(own, name=name, op=hvd.Adasum), own)
+
+
 def _model(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -225,7 +240,8 @@ def optimizer_rules() -> None:
 def main() -> int:
     torch.set_num_threads(1)
     hvd.init(process_sets="dynamic")
-    run_cases(tensors, what_it_is_for, forms, refusals, optimizers, optimizer_rules)
+    cases = (tensors, what_it_is_for, forms, refusals, joined_ranks)
+    run_cases(*cases, optimizers, optimizer_rules)
     hvd.shutdown()
     return 0
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of lost_members_test.py: training with Adasum goes on after the loss of a rank.
 
-adasum_goes_on.py VICTIM SECONDS: that rank dies so long after the beginning of its eleventh step.
+adasum_goes_on.py VICTIM SECONDS: that rank dies so long after it has begun its eleventh step. With
+0 it dies before it takes part in that step, so the others are in the middle of theirs.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def main() -> int:
     @hvd.elastic.run
     def train(state: Any) -> None:
         while state.step < _STEPS:
+            if is_victim and state.step == _DIES_IN and delay_s == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             if is_victim and state.step == _DIES_IN:
                 threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
             make_step()

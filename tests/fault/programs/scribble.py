@@ -81,18 +81,19 @@ def main() -> int:
     talweg.init()
     large: np.ndarray = np.ones(50_000, np.float32)
 
-    def push() -> None:
-        talweg.push_pull_inplace(large, op=talweg.Op.SUM, name="large", timeout_s=1)
-        talweg.push_pull(np.ones(3, np.int32), op=talweg.Op.SUM, name="small", timeout_s=1)
+    def push(timeout_s: float) -> None:
+        ones: np.ndarray = np.ones(3, np.int32)
+        talweg.push_pull_inplace(large, op=talweg.Op.SUM, name="large", timeout_s=timeout_s)
+        talweg.push_pull(ones, op=talweg.Op.SUM, name="small", timeout_s=timeout_s)
 
-    push()
+    push(60)  # The ranks beside it may still be starting.
     print(f"mapped {sum(length for _, length in shared_memory())} bytes", flush=True)
     writer = threading.Thread(target=write, args=[chance], daemon=True)
     writer.start()
     is_in = True
     while writer.is_alive() and is_in:
         try:
-            push()
+            push(1)
         except (talweg.JobFailed, talweg.AgentLost):
             is_in = False
         except talweg.TalwegError:

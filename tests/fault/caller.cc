@@ -5,8 +5,8 @@
 //   caller ADDRESS look|renew|health|agent|aggregator [TLS_DIR]   as fast as it can, from several
 //                                                                 threads
 //
-// It prints "refused: TEXT" when it is refused for the first time, "other: TEXT" for the first
-// other failure, and "calls N refused M" after each thousand.
+// It prints "refused: TEXT" when it is refused with that text for the first time, "other: TEXT" for
+// the first other failure, and "calls N refused M" after each thousand.
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -98,7 +99,10 @@ class Caller {
   void Note(const grpc::Status& status) {
     const std::lock_guard lock(mutex_);
     const bool refused = status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
-    if (refused && refused_++ == 0) std::printf("refused: %s\n", status.error_message().c_str());
+    if (refused && refusals_.insert(status.error_message()).second) {
+      std::printf("refused: %s\n", status.error_message().c_str());
+    }
+    if (refused) ++refused_;
     if (!refused && !status.ok() && others_++ == 0) {
       std::printf("other: %s\n", status.error_message().c_str());
     }
@@ -115,6 +119,7 @@ class Caller {
   std::mutex mutex_;
   uint64_t calls_ = 0;
   uint64_t refused_ = 0;
+  std::set<std::string> refusals_;  // Their texts: each is printed once.
   uint64_t others_ = 0;
 };
 

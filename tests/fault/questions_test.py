@@ -53,7 +53,8 @@ class QuestionsTest(unittest.TestCase):
                 with self.subTest(what):
                     line = [str(RUNFILES / "tests/fault/caller"), daemon.addresses["admin"], what]
                     caller = Rank(cluster.process(line))
-                    self.assertIn("long answers counted as several", caller.wait_for("refused: "))
+                    # On a slow machine the first refusals may come before long answers count.
+                    caller.wait_for("long answers counted as several")
                     caller.process.kill()
             for rank in job.all_ranks():
                 rank.goes_on()

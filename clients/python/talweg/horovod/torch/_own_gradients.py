@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -128,12 +128,8 @@ class _CombinedSteps(_OwnGradients):
         """Makes the step with this rank's gradients, and combines it with the other ranks'."""
         return self._horovod_steps.run(*arguments, **keywords)
 
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        raise AssertionError(
-            "Skipping synchronization is not supported when using Adasum optimizer"
-        )
-        yield
+    def skip_synchronize(self) -> NoReturn:
+        raise AssertionError("op=hvd.Adasum: step() combines the ranks' steps, and cannot skip it")
 
 
 def require_own_step(optimizer: Any, combines_steps: bool) -> None:

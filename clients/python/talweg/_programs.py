@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tool `talweg` is: inside the wheel, beside the sources in Bazel's output, or on the path."""
+"""Where the tool `talweg` is, and what the end of a program means to a shell.
+
+The tool is inside the wheel, beside the sources in Bazel's output, or on the path.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +35,8 @@ def tool() -> str:
             "daemons (bazel build //clients/cli:talweg //services/...)"
         )
     return on_path
+
+
+def shell_status(returncode: int) -> int:
+    """Returns a process's exit status as a shell does: 128 plus the signal that has ended it."""
+    return returncode if returncode >= 0 else 128 - returncode

@@ -197,15 +197,15 @@ def numbers_of(products: np.ndarray) -> np.ndarray:
 def _pair(products: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Returns adasum(a, b). All are sums of the ranks' tensors: f64[vectors, ranks] of factors."""
 
-    def product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.einsum("vi,vij,vj->v", one, products, other)
+    def product(one: np.ndarray, of: np.ndarray, other: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.einsum("vi,vij,vj->v", one, of, other)
         return found
 
-    dot = product(a, b)
+    dot = product(a, products, b)
     result: np.ndarray = np.zeros_like(a)
     for each in (a, b):
-        norm = product(each, each)
-        terms = np.einsum("vi,vij,vj->v", np.abs(each), np.abs(products), np.abs(each))
+        norm = product(each, products, each)
+        terms = product(np.abs(each), np.abs(products), np.abs(each))
         with np.errstate(divide="ignore", invalid="ignore"):
             half = np.where(norm <= _ROUNDING * terms, 0.0, dot / (2 * norm))
         result += (1 - half)[:, np.newaxis] * each

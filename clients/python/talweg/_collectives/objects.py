@@ -86,7 +86,7 @@ def by_cloudpickle(value: Any, protocol: int | None = None) -> bytes | None:
     return data
 
 
-def _dumped(value: Any) -> bytes:
+def dumped(value: Any) -> bytes:
     """Pickles `value`; by cloudpickle, if it is installed, what pickle does not take."""
     try:
         return pickle.dumps(value, protocol=4)
@@ -298,7 +298,7 @@ def broadcast_object(
     """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
     Group(client, process_set, "broadcast_object").require_root(root_rank, "broadcast_object")
     is_root = client.rank == root_rank
-    payload = Payload.of(lambda: _dumped(value)) if is_root else Payload()
+    payload = Payload.of(lambda: dumped(value)) if is_root else Payload()
     data = broadcast_bytes(client, payload, root_rank, name, process_set)
     return value if is_root else pickle.loads(data.data)
 
@@ -347,7 +347,7 @@ def all_gather_object(
     InvalidArgument.
     """
     group = Group(client, process_set, "all_gather_object")
-    own = Payload.of(lambda: _dumped(value))
+    own = Payload.of(lambda: dumped(value))
     payload = own.data
     if own.failure is not None:
         payload = pickle.dumps(_Failure(bytes(own.data).decode()), protocol=4)

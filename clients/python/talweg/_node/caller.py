@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from talweg import _programs
 from talweg._node import hosts
 
 _VARIABLE = "TALWEG_RUN_CALLER"  # The socket's descriptor. No rank gets the variable.
@@ -152,7 +153,7 @@ def run(
             except BaseException:
                 _end(process, answer)
                 raise
-        return answer.outcome(_shell_status(process.returncode))
+        return answer.outcome(_programs.shell_status(process.returncode))
 
 
 def _follow(process: subprocess.Popen[bytes], answer: _Answer) -> None:
@@ -185,7 +186,3 @@ def _end(process: subprocess.Popen[bytes], answer: _Answer) -> None:
     except BaseException:
         process.terminate()  # After a second signal the launcher kills all.
         raise
-
-
-def _shell_status(returncode: int) -> int:
-    return returncode if returncode >= 0 else 128 - returncode

@@ -15,15 +15,15 @@ import logging
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from talweg import _programs
 from talweg._compat.environment import logger
+from talweg._node.hosts import interruptible
 from talweg.byteps import _cores, _job, _trace
 from talweg.byteps._environment import TABLE, log_levels
 from talweg.errors import TalwegError
@@ -61,7 +61,7 @@ def main() -> int:
                 "(BYTEPS_FORCE_DISTRIBUTED=1 forces one)"
             )
             return 0
-        with _ending_on_signals():
+        with interruptible():
             return (_scheduler if role == "scheduler" else _server)(job, environment)
     except (TalwegError, TimeoutError) as error:
         print(f"bpslaunch: {error}", file=sys.stderr)
@@ -72,20 +72,6 @@ def main() -> int:
 
 def _say(text: str) -> None:
     print(f"bpslaunch: {text}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """A context in which SIGTERM ends the daemon, as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ----- worker -----
@@ -200,7 +186,7 @@ def _joint(arguments: list[str], environment: dict[str, str]) -> int:
         raise TalwegError("a worker and a server need a command: bpslaunch python train.py")
     line = [sys.executable, "-P", "-m", "talweg.byteps.launcher"]
     job = _job.job_of(dict(environment, BYTEPS_LOCAL_RANK="0"), "worker", 1)
-    with contextlib.ExitStack() as started, _ending_on_signals():
+    with contextlib.ExitStack() as started, interruptible():
 
         def start(role: str, command: list[str]) -> subprocess.Popen[bytes]:
             variables = dict(environment, DMLC_ROLE=role)
@@ -212,18 +198,14 @@ def _joint(arguments: list[str], environment: dict[str, str]) -> int:
             if server is not None and server.poll() is not None:
                 # If the job is over, both end.
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return _status(worker.wait(_LEAVE_S))
+                    return _programs.shell_status(worker.wait(_LEAVE_S))
                 _say(f"the server has ended before the worker, with {server.returncode}")
-                return _status(server.returncode) or 1
+                return _programs.shell_status(server.returncode) or 1
             time.sleep(_LOOK_S)
         if worker.returncode == 0 and server is not None:
-            return _status(server.wait())  # The server ends when all workers have left the job.
-        return _status(worker.returncode)
-
-
-def _status(code: int) -> int:
-    """Returns a process's exit status as a shell does: 128 plus the signal that has ended it."""
-    return code if code >= 0 else 128 - code
+            # The server ends when all workers have left the job.
+            return _programs.shell_status(server.wait())
+        return _programs.shell_status(worker.returncode)
 
 
 # ----- scheduler and server -----

@@ -26,19 +26,6 @@ def _called(function: Any, args: Any, kwargs: Any) -> Any:
         return ""
 
 
-def _pickled(result: Any) -> bytes:
-    """Pickles the result, by cloudpickle if it is installed and pickle does not take the result."""
-    try:
-        return pickle.dumps(result)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        from talweg._collectives.objects import by_cloudpickle
-
-        data = by_cloudpickle(result)
-        if data is None:
-            raise
-        return data
-
-
 def _place() -> str:
     """Returns this rank's number, or, if hosts come and go and numbers change, its place."""
     number = os.environ.get("RANK")
@@ -47,10 +34,12 @@ def _place() -> str:
 
 def main() -> None:
     _forget_own_directory()
+    from talweg._collectives.objects import dumped
+
     directory = Path(os.environ["TALWEG_TASK_DIR"])
     function, args, kwargs = pickle.loads((directory / "function").read_bytes())
     place = _place()  # The function may change the variables.
-    result = _pickled(_called(function, args, kwargs))
+    result = dumped(_called(function, args, kwargs))
     new = directory / f"new.{place}"  # The ranks of a host share the directory.
     new.write_bytes(result)
     new.rename(directory / f"result.{place}")

@@ -71,8 +71,8 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
       Make<C>("ready_file", &C::ready_file, Text{},
               "File that is created, whole, with the same line as ready_fd.", "none"),
       Make<C>("spin_us", &C::spin_us, Number<int32_t>{-1, 1'000'000},
-              "How long an idle data thread polls before it sleeps, in microseconds. Longer is "
-              "quicker to answer and burns a core.",
+              "How long an idle data thread looks for work before it sleeps, in microseconds at "
+              "most. It yields its CPU meanwhile. 0: it sleeps at once.",
               spin_note),
       Make<C>("drain_timeout_ms", &C::drain_timeout_ms, Milliseconds{0, 3'600'000},
               "How long a clean end after SIGTERM may take at most."),
@@ -119,8 +119,7 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
 }
 
 template <typename C>
-std::vector<Option<C>> With(std::vector<Option<C>> own,
-                            const std::string& spin_note = "chosen from the number of cores") {
+std::vector<Option<C>> With(std::vector<Option<C>> own, const std::string& spin_note = "200") {
   std::vector<Option<C>> options = std::move(own);
   for (Option<C>& option : ProcessOptions<C>(spin_note)) options.push_back(std::move(option));
   return options;

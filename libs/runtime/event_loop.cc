@@ -2,6 +2,7 @@
 #include "libs/runtime/event_loop.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -11,7 +12,6 @@
 #include <array>
 #include <span>
 #include <string>
-#include <thread>
 
 #include "libs/base/check.h"
 
@@ -22,18 +22,10 @@ constexpr uint64_t kWakeWatch = 0;
 // A busy loop looks at its descriptors this often. What they bring is not urgent by the
 // microsecond.
 constexpr int64_t kServeEveryNs = 50'000;
-constexpr int64_t kSpinNsMin = 1'000;
 constexpr int64_t kSleepNsMax = 60'000'000'000;
 
-// With two CPUs the thread that we wait for needs the CPU that would spin. Spinning would make a
-// message come later, not sooner.
-int64_t DefaultSpinNs() { return std::thread::hardware_concurrency() <= 2 ? 0 : 100'000; }
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
+// A small round over a network lets its agents and aggregators wait for less than this.
+constexpr int64_t kSpinNsMax = 200'000;
 
 absl::Status SystemError(int error_number, const std::string& what) {
   const std::string text = what + ": " + strerror(error_number);
@@ -76,17 +68,13 @@ absl::StatusOr<std::unique_ptr<EventLoop>> EventLoop::Create(const Clock* clock,
   if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
     return SystemError(errno, "epoll_ctl for an event loop");
   }
-  const int64_t spin_ns_max = options.spin_ns_max < 0 ? DefaultSpinNs() : options.spin_ns_max;
+  const int64_t spin_ns_max = options.spin_ns_max < 0 ? kSpinNsMax : options.spin_ns_max;
   return std::unique_ptr<EventLoop>(
       new EventLoop(clock, spin_ns_max, std::move(epoll), std::move(wake)));
 }
 
 EventLoop::EventLoop(const Clock* clock, int64_t spin_ns_max, Descriptor epoll, Descriptor wake)
-    : clock_(clock),
-      spin_ns_max_(spin_ns_max),
-      epoll_(std::move(epoll)),
-      wake_(std::move(wake)),
-      spin_ns_(spin_ns_max) {}
+    : clock_(clock), epoll_(std::move(epoll)), wake_(std::move(wake)), idle_policy_(spin_ns_max) {}
 
 absl::Status EventLoop::AddDescriptor(int fd, uint32_t events,
                                       std::function<void(uint32_t)> on_events) {
@@ -162,24 +150,18 @@ void EventLoop::CancelTimer(TimerId id) {
 }
 
 void EventLoop::Run() {
-  int64_t idle_since_ns = clock_->NowNs();
   while (!stopped_.load(std::memory_order_acquire)) {
+    const int64_t begin_ns = clock_->NowNs();
     int work = RunPollers() + RunTimers();
-    const int64_t now_ns = clock_->NowNs();
-    if (now_ns - served_at_ns_ >= kServeEveryNs) work += ServeDescriptors(0);
+    if (begin_ns - served_at_ns_ >= kServeEveryNs) work += ServeDescriptors(0);
     if (woken_.exchange(false)) ++work;
     if (work > 0) {
-      if (now_ns > idle_since_ns) spin_ns_ = std::min(spin_ns_max_, spin_ns_ * 2);
-      idle_since_ns = clock_->NowNs();
-      continue;
+      idle_policy_.Worked(begin_ns, clock_->NowNs());
+    } else if (idle_policy_.Idle(begin_ns) == IdlePolicy::Wait::kSpin) {
+      ::sched_yield();
+    } else if (Sleep() > 0) {
+      idle_policy_.Worked(served_at_ns_, clock_->NowNs());
     }
-    if (now_ns - idle_since_ns < spin_ns_) {
-      Pause();
-      continue;
-    }
-    spin_ns_ = std::min(spin_ns_max_, std::max(kSpinNsMin, spin_ns_ / 2));
-    Sleep();
-    idle_since_ns = clock_->NowNs();
   }
 }
 
@@ -267,14 +249,15 @@ int EventLoop::ServeDescriptors(int64_t timeout_ns) {
   return work;
 }
 
-void EventLoop::Sleep() {
+int EventLoop::Sleep() {
   asleep_.store(true);
   bool ready = !woken_.load() && !stopped_.load();
   for (Poller* poller : pollers_) {
     if (ready) ready = poller->PrepareToSleep();
   }
-  ServeDescriptors(ready ? SleepLimitNs() : 0);
+  const int work = ServeDescriptors(ready ? SleepLimitNs() : 0);
   asleep_.store(false);
+  return work;
 }
 
 int64_t EventLoop::SleepLimitNs() const {

@@ -16,6 +16,7 @@
 
 #include "libs/base/descriptor.h"
 #include "libs/runtime/clock.h"
+#include "libs/runtime/idle_policy.h"
 
 namespace talweg::runtime {
 
@@ -34,8 +35,8 @@ class Poller {
 };
 
 // The duty cycle of one thread. It polls its pollers, runs its timers and serves its descriptors.
-// When there is nothing to do it spins for a bounded time. Then it sleeps until a descriptor is
-// ready, the next timer is due, or a thread wakes it.
+// When there is nothing to do it spins for a bounded time, which an IdlePolicy sets. Then it sleeps
+// until a descriptor is ready, the next timer is due, or a thread wakes it.
 //
 // It belongs to the thread that calls Run. Everything is called on that thread, or before Run on
 // the one that made the loop. Any thread may call Wake and Stop. Callbacks may add and remove
@@ -43,8 +44,7 @@ class Poller {
 class EventLoop {
  public:
   struct Options {
-    // Longest time to spin before sleeping. 0: never spin. Negative: the number of CPUs decides,
-    // because a spinning thread takes a CPU that another thread may need.
+    // Longest time to spin before sleeping (see IdlePolicy). 0: never spin. Negative: the default.
     int64_t spin_ns_max = -1;
   };
   using TimerId = uint64_t;
@@ -90,8 +90,8 @@ class EventLoop {
   void Wake();
 
   const Clock& clock() const { return *clock_; }
-  // The longest time that the loop spins; 0: it never does.
-  int64_t spin_ns_max() const { return spin_ns_max_; }
+  // The longest time that the loop spins. 0: it never does.
+  int64_t spin_ns_max() const { return idle_policy_.spin_ns_max(); }
 
   ~EventLoop() = default;
   EventLoop(const EventLoop&) = delete;
@@ -113,11 +113,11 @@ class EventLoop {
   int RunTimers();
   // Waits until a descriptor is ready, at most `timeout_ns`. -1: for ever.
   int ServeDescriptors(int64_t timeout_ns);
-  void Sleep();
+  // Returns the work done.
+  int Sleep();
   int64_t SleepLimitNs() const;
 
   const Clock* const clock_;
-  const int64_t spin_ns_max_;
   Descriptor epoll_;
   Descriptor wake_;  // eventfd; readable when a thread woke the sleeping loop.
 
@@ -131,7 +131,7 @@ class EventLoop {
   std::unordered_map<TimerId, int64_t> timer_deadlines_;
   TimerId next_timer_ = 1;
 
-  int64_t spin_ns_ = 0;       // Present limit: grows when spinning pays, shrinks when not.
+  IdlePolicy idle_policy_;
   int64_t served_at_ns_ = 0;  // When descriptors were last looked at.
   std::atomic<bool> stopped_{false};
   std::atomic<bool> woken_{false};

@@ -234,6 +234,30 @@ TEST_CASE("EventLoop: an idle loop sleeps instead of spinning", "[runtime]") {
   CHECK(poller.preparations >= 1);
 }
 
+TEST_CASE("EventLoop: a loop that soon has work again spins instead of sleeping", "[runtime]") {
+  MonotonicClock clock;
+  const auto loop = NewLoop(&clock);
+  const int64_t end_ns = clock.NowNs() + 20'000 * kMs;
+  CountingPoller poller;
+  int64_t next_ns = 0;
+  int preparations = 0;
+  int without_sleep = 0;  // How often there has been work since the loop last slept.
+  poller.on_poll = [&] {
+    const int64_t now_ns = clock.NowNs();
+    if (now_ns < next_ns) return 0;
+    next_ns = now_ns + 50'000;
+    without_sleep = poller.preparations == preparations ? without_sleep + 1 : 0;
+    preparations = poller.preparations;
+    if (without_sleep >= 20 || now_ns > end_ns) loop->Stop();
+    return 1;
+  };
+  loop->AddPoller(&poller);
+  // A sleep ends when there is work again.
+  loop->AddPeriodicTimer(50'000, [] {});
+  loop->Run();
+  CHECK(without_sleep >= 20);
+}
+
 TEST_CASE("EventLoop: a sleep may be shorter than a millisecond", "[runtime]") {
   MonotonicClock clock;
   const auto loop = NewLoop(&clock, 0);

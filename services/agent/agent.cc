@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -75,8 +76,8 @@ absl::Status Agent::Open() {
                                                              .transport = transport_.get(),
                                                              .combiner = &combiner_});
   if (has_gpus) {
-    gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_),
-                                       loop_->spin_ns_max() > 0 ? kWatchGpuNs : 0,
+    const bool has_cpus = loop_->spin_ns_max() > 0 && std::thread::hardware_concurrency() > 2;
+    gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_), has_cpus ? kWatchGpuNs : 0,
                                        &driver_->memory(), static_cast<GpuEvents*>(this));
     gpu_rounds_ = std::make_unique<GpuRounds>(
         GpuRounds::Options{.rank_count = config_.rank_count,

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "libs/base/counted.h"
+
 namespace talweg::rpc {
 namespace {
 
@@ -98,8 +100,8 @@ std::string CallLimits::BeginQuestion(const CallPeer& begun) {
     return "";
   }
   ++refused_count_;
-  return begun.Text() + " has " + std::to_string(options_.questions_open_max) +
-         " questions open (AdminService), which is as many as one peer may have here: ask again " +
+  return begun.Text() + " has " + Counted(options_.questions_open_max, "question") +
+         " open (AdminService), which is as many as one peer may have here: ask again " +
          "when one is answered, and read the answers";
 }
 

@@ -461,7 +461,7 @@ TEST_CASE("Admin service: a question counts until it is answered, even if its ca
   const std::string self = "user " + std::to_string(geteuid());
   const absl::Status second = ask(30 * kSecond);
   CHECK(second.code() == absl::StatusCode::kResourceExhausted);
-  CHECK(Contains(Message(second), self + " has 1 questions open (AdminService)"));
+  CHECK(Contains(Message(second), self + " has 1 question open (AdminService)"));
   {
     const std::lock_guard lock(held.mutex);
     REQUIRE(held.waiting.size() == 1);

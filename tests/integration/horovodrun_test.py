@@ -215,6 +215,10 @@ class HorovodrunTest(unittest.TestCase):
             self.assertEqual(runner.run(len, ([],), min_num_proc=1, max_np=1), [0])
         with self.assertWarnsRegex(UserWarning, "slots has no effect without min_num_proc or"):
             self.assertEqual(runner.run(len, ([],), slots=2), [0])
+        with self.assertWarnsRegex(
+            UserWarning, "mpi_args has no effect as Talweg runs without MPI"
+        ):
+            self.assertEqual(runner.run(len, ([],), mpi_args="--bind-to none", use_mpi=False), [0])
         wrong: dict[str, Any]
         for wrong, text in (
             ({"hosts": "a:1", "hostfile": "b"}, "hosts and hostfile"),
@@ -346,13 +350,17 @@ class HorovodrunTest(unittest.TestCase):
             self.assertRegex(done.stderr, text)
 
     def test_what_has_no_effect_is_said(self) -> None:
-        options = ["--max-np", "4", "--elastic-timeout", "9", "--reset-limit", "1"]
+        options = ["--max-np", "4", "--elastic-timeout", "9", "--reset-limit", "0"]
         options += ["--slots-per-host", "2", "--blacklist-cooldown-range", "1", "2"]
-        done = _run("-np", "1", *options, "true")
+        mpi = ["--mpi", "--mpi-args", "x", "--tcp"]
+        done = _run("-np", "1", *options, *mpi, "--disable-cache", "true")
         self.assertEqual(done.returncode, 0, done.stderr)
         for option in options:
             if option.startswith("--"):
                 self.assertIn(f"{option} has no effect without --min-np or", done.stderr)
+        for option in ("--mpi", "--mpi-args", "--tcp"):
+            self.assertIn(f"{option} has no effect as Talweg runs without MPI", done.stderr)
+        self.assertNotIn("--disable-cache", done.stderr)
 
     def test_slots_by_the_name_of_horovods_page(self) -> None:
         options = runner.parse(["-np", "2", "--host-discovery-script", "s", "--slots", "4", "x"])

@@ -46,6 +46,10 @@ FAILED = "Horovod detected that one or more processes exited with non-zero statu
 
 # The arguments that set more of a job whose hosts come and go, and make no job such a one.
 _MORE_OF_ELASTIC = ("max_num_proc", "slots", "reset_limit", "cooldown_range")
+# The arguments that choose how Horovod runs over MPI.
+_OF_MPI = ("use_mpi", "mpi_args")
+# Why these have no effect.
+WITHOUT_MPI = "as Talweg runs without MPI"
 
 
 # The names of the parameters are Horovod's.
@@ -102,11 +106,13 @@ def run(
             warn(f"horovod.run: {name} has been replaced by {instead}", DeprecationWarning)
             if given[instead] in (None, 1):  # 1 is the default of num_proc.
                 given[instead] = given[name]
+    unused = dict.fromkeys(_OF_MPI, WITHOUT_MPI)
     if given["min_num_proc"] is None and host_discovery_script is None:
-        for name in _MORE_OF_ELASTIC:
-            if given[name] is not None:
-                text = "has no effect without min_num_proc or host_discovery_script"
-                warn(f"horovod.run: {name} {text}", UserWarning)
+        why = "without min_num_proc or host_discovery_script"
+        unused |= dict.fromkeys(_MORE_OF_ELASTIC, why)
+    for name, why in unused.items():
+        if given[name] is not None and given[name] is not False:
+            warn(f"horovod.run: {name} has no effect {why}", UserWarning)
     given["num_proc"] = first_ranks(given["num_proc"], given["min_num_proc"])
     line = []
     for option, name in (

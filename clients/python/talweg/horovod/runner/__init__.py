@@ -18,7 +18,7 @@ from talweg._node import hosts, listed_hosts
 from talweg.errors import InvalidArgument, TalwegError
 from talweg.horovod import __version__
 from talweg.horovod._environment import TABLE, agent_variables
-from talweg.horovod._run import run
+from talweg.horovod._run import WITHOUT_MPI, run
 from talweg.horovod.runner._output import Output
 from talweg.horovod.runner._variables import add_options, attribute, variables_of
 from talweg.horovod.runner.common.util import config_parser
@@ -34,6 +34,8 @@ _UNUSED_SWITCHES = {
     "--tcp": "tcp_flag",
 }
 _UNUSED_VALUES = ["--mpi-args", "--binding-args"]
+# Those that say how Horovod runs over MPI. A user may wait for what they do.
+_OF_MPI = ("--mpi", "--jsrun", "--tcp", *_UNUSED_VALUES)
 # Each of these makes a job elastic. The others only set more of an elastic job.
 _ELASTIC_SWITCHES = ("--min-np", "--host-discovery-script")
 _ELASTIC_NUMBERS = {
@@ -189,12 +191,18 @@ def _check_elastic(options: Any) -> None:
         )
 
 
-def _unused(options: Any) -> list[str]:
-    """Returns the options of elastic jobs that are given for a job that is not elastic."""
-    if is_elastic(options):
-        return []
-    names = [*_ELASTIC_NUMBERS, "--blacklist-cooldown-range"]
-    return [name for name in names if getattr(options, attribute(name)) is not None]
+def _unused(options: Any) -> dict[str, str]:
+    """Returns the options that are given and have no effect, with the reasons."""
+
+    def given(name: str) -> bool:
+        value = getattr(options, _UNUSED_SWITCHES.get(name, attribute(name)))
+        return value is not None and value is not False
+
+    reasons = dict.fromkeys(_OF_MPI, WITHOUT_MPI)
+    if not is_elastic(options):
+        of_elastic = (*_ELASTIC_NUMBERS, "--blacklist-cooldown-range")
+        reasons |= {name: f"without {' or '.join(_ELASTIC_SWITCHES)}" for name in of_elastic}
+    return {name: why for name, why in reasons.items() if given(name)}
 
 
 def _elastic_line(options: Any) -> list[str]:
@@ -355,11 +363,8 @@ def main() -> int:
             print(_build())
             return 0
         check(options)
-        for name in _unused(options):
-            print(
-                f"horovodrun: {name} has no effect without --min-np or --host-discovery-script",
-                file=sys.stderr,
-            )
+        for name, why in _unused(options).items():
+            print(f"horovodrun: {name} has no effect {why}", file=sys.stderr)
         if not is_here(options):
             return run_on_hosts(options)
         line = line_here(options)

@@ -195,8 +195,7 @@ void ExamineCpu(const MachineFacts& facts, std::vector<Finding>& findings) {
     if (facts.cpu_quota && *facts.cpu_quota < cpus) {
       findings.push_back(Warning("CPU quota",
                                  absl::StrFormat("%.1f of %d CPUs", *facts.cpu_quota, cpus),
-                                 "the data threads are stopped when it is used up: raise cpu.max, "
-                                 "or set --spin_us=0"));
+                                 "the data threads are stopped when it is used up: raise cpu.max"));
     }
   }
   if (facts.governor == "powersave") {

@@ -428,7 +428,7 @@ TEST_CASE("doctor: each problem is one finding with its remedy", "[cli]") {
              f.numa_balancing = true;
            },
            "topology", Verdict::kWarning, "numactl"},
-      Case{[](MachineFacts& f) { f.cpu_quota = 2; }, "CPU quota", Verdict::kWarning, "--spin_us"},
+      Case{[](MachineFacts& f) { f.cpu_quota = 2; }, "CPU quota", Verdict::kWarning, "cpu.max"},
       Case{[](MachineFacts& f) { f.governor = "powersave"; }, "CPU frequency", Verdict::kWarning,
            "performance"},
       Case{[](MachineFacts& f) { f.daemons["talweg-agent"] = ""; }, "talweg-agent",

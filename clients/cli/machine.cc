@@ -29,6 +29,9 @@
 #include "clients/cli/process.h"
 #include "libs/base/descriptor.h"
 #include "libs/reduce/isa.h"
+#include "libs/runtime/control_group.h"
+#include "libs/runtime/cpu_quota.h"
+#include "libs/runtime/memory_limit.h"
 
 namespace talweg::cli {
 namespace {
@@ -135,17 +138,10 @@ void ReadLibfabric(MachineFacts& facts) {
   facts.providers.assign(names.begin(), names.end());
 }
 
-void ReadControlGroup(MachineFacts& facts) {
-  // These are the group's own files in version 2, as a container sees them.
-  const std::vector<std::string> memory = Words("/sys/fs/cgroup/memory.max");
-  if (!memory.empty()) facts.memory_limit_bytes = ToNumber(memory[0]);
-  const std::vector<std::string> cpu = Words("/sys/fs/cgroup/cpu.max");
-  if (cpu.size() < 2) return;
-  const std::optional<uint64_t> quota = ToNumber(cpu[0]);
-  const std::optional<uint64_t> period = ToNumber(cpu[1]);
-  if (quota && period && *period > 0) {
-    facts.cpu_quota = static_cast<double>(*quota) / static_cast<double>(*period);
-  }
+void ReadControlGroups(MachineFacts& facts) {
+  const uint64_t limit_bytes = runtime::MemoryLimitBytesOf(runtime::OwnControlGroups("memory"));
+  if (limit_bytes != UINT64_MAX) facts.memory_limit_bytes = limit_bytes;
+  facts.cpu_quota = runtime::CpuQuota();
 }
 
 void ReadNetwork(MachineFacts& facts) {
@@ -202,7 +198,7 @@ MachineFacts ReadMachineFacts(const std::string& provider) {
   if (statvfs("/dev/shm", &shm) == 0) facts.shm_bytes = uint64_t{shm.f_blocks} * shm.f_frsize;
   struct sysinfo info;
   if (sysinfo(&info) == 0) facts.memory_bytes = uint64_t{info.totalram} * info.mem_unit;
-  ReadControlGroup(facts);
+  ReadControlGroups(facts);
   ReadLibfabric(facts);
   ReadNetwork(facts);
   if (absl::StatusOr<topology::Topology> topology = topology::ReadTopology(); topology.ok())

@@ -119,7 +119,8 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
 }
 
 template <typename C>
-std::vector<Option<C>> With(std::vector<Option<C>> own, const std::string& spin_note = "200") {
+std::vector<Option<C>> With(std::vector<Option<C>> own,
+                            const std::string& spin_note = "200, or 0 under a CPU quota") {
   std::vector<Option<C>> options = std::move(own);
   for (Option<C>& option : ProcessOptions<C>(spin_note)) options.push_back(std::move(option));
   return options;

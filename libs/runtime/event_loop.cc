@@ -10,10 +10,13 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
+#include <thread>
 
 #include "libs/base/check.h"
+#include "libs/runtime/cpu_quota.h"
 
 namespace talweg::runtime {
 namespace {
@@ -26,6 +29,12 @@ constexpr int64_t kSleepNsMax = 60'000'000'000;
 
 // A small round over a network lets its agents and aggregators wait for less than this.
 constexpr int64_t kSpinNsMax = 200'000;
+
+// A control group's quota counts what a spinning thread uses, also where nobody else wants it.
+int64_t DefaultSpinNsMax() {
+  const std::optional<double> quota = CpuQuota();
+  return quota && *quota < std::thread::hardware_concurrency() ? 0 : kSpinNsMax;
+}
 
 absl::Status SystemError(int error_number, const std::string& what) {
   const std::string text = what + ": " + strerror(error_number);
@@ -68,7 +77,7 @@ absl::StatusOr<std::unique_ptr<EventLoop>> EventLoop::Create(const Clock* clock,
   if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
     return SystemError(errno, "epoll_ctl for an event loop");
   }
-  const int64_t spin_ns_max = options.spin_ns_max < 0 ? kSpinNsMax : options.spin_ns_max;
+  const int64_t spin_ns_max = options.spin_ns_max < 0 ? DefaultSpinNsMax() : options.spin_ns_max;
   return std::unique_ptr<EventLoop>(
       new EventLoop(clock, spin_ns_max, std::move(epoll), std::move(wake)));
 }

@@ -44,7 +44,8 @@ class Poller {
 class EventLoop {
  public:
   struct Options {
-    // Longest time to spin before sleeping (see IdlePolicy). 0: never spin. Negative: the default.
+    // Longest time to spin before sleeping (see IdlePolicy). 0: never spin. Negative: the default,
+    // which is 0 in a control group with a CPU quota.
     int64_t spin_ns_max = -1;
   };
   using TimerId = uint64_t;

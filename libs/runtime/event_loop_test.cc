@@ -236,7 +236,7 @@ TEST_CASE("EventLoop: an idle loop sleeps instead of spinning", "[runtime]") {
 
 TEST_CASE("EventLoop: a loop that soon has work again spins instead of sleeping", "[runtime]") {
   MonotonicClock clock;
-  const auto loop = NewLoop(&clock);
+  const auto loop = NewLoop(&clock, 200'000);
   const int64_t end_ns = clock.NowNs() + 20'000 * kMs;
   CountingPoller poller;
   int64_t next_ns = 0;

@@ -3,7 +3,9 @@
 #define TALWEG_LIBS_RUNTIME_MEMORY_LIMIT_H_
 
 #include <cstdint>
-#include <string>
+#include <vector>
+
+#include "libs/runtime/control_group.h"
 
 namespace talweg::runtime {
 
@@ -12,9 +14,8 @@ namespace talweg::runtime {
 // on hot paths.
 uint64_t MemoryLimitBytes();
 
-// The lowest limit of a process with this text in /proc/<pid>/cgroup. Control groups, of version 2
-// or 1, are mounted at `mount`. UINT64_MAX: there is no limit.
-uint64_t ControlGroupLimitBytes(const std::string& proc_cgroup, const std::string& mount);
+// The lowest limit of these groups of the controller "memory". UINT64_MAX: there is no limit.
+uint64_t MemoryLimitBytesOf(const std::vector<ControlGroup>& groups);
 
 }  // namespace talweg::runtime
 

@@ -26,6 +26,8 @@
 namespace talweg::cli {
 namespace {
 
+constexpr useconds_t kLookAgainUs = 1'000;
+
 struct Pipe {
   Descriptor read_end;
   Descriptor write_end;
@@ -102,8 +104,17 @@ std::vector<pid_t> Children() {
   return children;
 }
 
-// Returns whether the process was started with the variable, given as "NAME=VALUE".
-bool HasVariable(pid_t pid, const std::string& variable) {
+enum class Carries { kYes, kNo, kUnknown };
+
+bool HasEnded(pid_t pid) {
+  const std::string stat = runtime::ReadKernelFile(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= stat.size() || stat[name_end + 2] == 'Z';
+}
+
+// Returns whether the process was started with the variable, given as "NAME=VALUE". kUnknown: it
+// has no variables at all. That is so while the kernel replaces its program (execve).
+Carries Carried(pid_t pid, const std::string& variable) {
   const std::string path = absl::StrCat("/proc/", pid, "/environ");
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::string all(1, '\0');
@@ -111,10 +122,11 @@ bool HasVariable(pid_t pid, const std::string& variable) {
   for (ssize_t count; file.valid() && (count = read(file.get(), bytes, sizeof bytes)) > 0;) {
     all.append(bytes, static_cast<size_t>(count));
   }
+  if (all.size() == 1) return HasEnded(pid) ? Carries::kNo : Carries::kUnknown;
   // Each variable stands between two NULs.
   std::string wanted(1, '\0');
   wanted.append(variable).push_back('\0');
-  return all.find(wanted) != std::string::npos;
+  return all.find(wanted) != std::string::npos ? Carries::kYes : Carries::kNo;
 }
 
 bool IsDescendant(pid_t pid, const std::map<pid_t, pid_t>& parents) {
@@ -220,15 +232,25 @@ bool EndDescendants(int64_t timeout_ms) {
   }
 }
 
-int KillDescendants(const std::string& variable) {
+int KillDescendants(const std::string& variable, int64_t exec_max_ms) {
   std::set<pid_t> killed;
-  // One that is about to be killed may start another one meanwhile.
-  for (bool any_new = true; any_new;) {
-    any_new = false;
+  const int64_t deadline_ns = NowNs() + exec_max_ms * 1'000'000;
+  // One that is about to be killed may start another one meanwhile, and one that replaces its
+  // program soon shows its variables again.
+  for (bool looks_again = true; looks_again;) {
+    looks_again = false;
+    bool has_unknown = false;
     const std::map<pid_t, pid_t> parents = Parents();
     for (const auto& [pid, parent] : parents) {
-      if (!IsDescendant(parent, parents) || !HasVariable(pid, variable)) continue;
-      if (kill(pid, SIGKILL) == 0) any_new |= killed.insert(pid).second;
+      if (!IsDescendant(parent, parents)) continue;
+      const Carries carries = Carried(pid, variable);
+      has_unknown |= carries == Carries::kUnknown;
+      if (carries != Carries::kYes || kill(pid, SIGKILL) != 0) continue;
+      looks_again |= killed.insert(pid).second;
+    }
+    if (!looks_again && has_unknown && NowNs() < deadline_ns) {
+      looks_again = true;
+      usleep(kLookAgainUs);
     }
   }
   return static_cast<int>(killed.size());

@@ -68,8 +68,9 @@ absl::Status AdoptOrphans();
 bool EndDescendants(int64_t timeout_ms);
 
 // Kills the descendants that were started with the environment variable, given as "NAME=VALUE".
-// Returns how many; the caller reaps those that are, or become, its children.
-int KillDescendants(const std::string& variable);
+// Returns how many; the caller reaps those that are, or become, its children. A process shows no
+// variables while execve replaces its program: such ones get `exec_max_ms` until they show some.
+int KillDescendants(const std::string& variable, int64_t exec_max_ms = 100);
 
 // Removes a directory and its contents, if it exists. Does not follow links.
 void RemoveTree(const std::string& path);

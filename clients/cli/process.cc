@@ -78,11 +78,16 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   __builtin_unreachable();
 }
 
-// Returns the parent of each process of this machine.
-std::map<pid_t, pid_t> Parents() {
-  std::map<pid_t, pid_t> parents;
+struct Process {
+  pid_t parent = 0;
+  char state = 0;  // As in /proc/<pid>/stat. 'Z': it has ended.
+};
+
+// Returns the processes of this machine.
+std::map<pid_t, Process> Processes() {
+  std::map<pid_t, Process> found;
   DIR* directory = opendir("/proc");
-  if (directory == nullptr) return parents;
+  if (directory == nullptr) return found;
   while (const dirent* entry = readdir(directory)) {
     const pid_t pid = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10));
     if (pid <= 0) continue;
@@ -90,30 +95,25 @@ std::map<pid_t, pid_t> Parents() {
     // "12 (any name) S 11 ...": the name may hold spaces and parentheses.
     const size_t name_end = stat.rfind(')');
     if (name_end == std::string::npos || name_end + 4 >= stat.size()) continue;
-    parents[pid] = static_cast<pid_t>(std::strtol(stat.c_str() + name_end + 4, nullptr, 10));
+    const long parent = std::strtol(stat.c_str() + name_end + 4, nullptr, 10);
+    found[pid] = {static_cast<pid_t>(parent), stat[name_end + 2]};
   }
   closedir(directory);
-  return parents;
+  return found;
 }
 
 std::vector<pid_t> Children() {
   std::vector<pid_t> children;
-  for (const auto& [pid, parent] : Parents()) {
-    if (parent == getpid()) children.push_back(pid);
+  for (const auto& [pid, process] : Processes()) {
+    if (process.parent == getpid()) children.push_back(pid);
   }
   return children;
 }
 
 enum class Carries { kYes, kNo, kUnknown };
 
-bool HasEnded(pid_t pid) {
-  const std::string stat = runtime::ReadKernelFile(absl::StrCat("/proc/", pid, "/stat"));
-  const size_t name_end = stat.rfind(')');
-  return name_end == std::string::npos || name_end + 2 >= stat.size() || stat[name_end + 2] == 'Z';
-}
-
 // Returns whether the process was started with the variable, given as "NAME=VALUE". kUnknown: it
-// has no variables at all. That is so while the kernel replaces its program (execve).
+// shows no variables at all. That is so while the kernel replaces its program (execve).
 Carries Carried(pid_t pid, const std::string& variable) {
   const std::string path = absl::StrCat("/proc/", pid, "/environ");
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -122,19 +122,19 @@ Carries Carried(pid_t pid, const std::string& variable) {
   for (ssize_t count; file.valid() && (count = read(file.get(), bytes, sizeof bytes)) > 0;) {
     all.append(bytes, static_cast<size_t>(count));
   }
-  if (all.size() == 1) return HasEnded(pid) ? Carries::kNo : Carries::kUnknown;
+  if (all.size() == 1) return Carries::kUnknown;
   // Each variable stands between two NULs.
   std::string wanted(1, '\0');
   wanted.append(variable).push_back('\0');
   return all.find(wanted) != std::string::npos ? Carries::kYes : Carries::kNo;
 }
 
-bool IsDescendant(pid_t pid, const std::map<pid_t, pid_t>& parents) {
+bool IsDescendant(pid_t pid, const std::map<pid_t, Process>& processes) {
   // Bounded, because numbers may be used again while /proc is read.
-  for (size_t depth = 0; depth < parents.size() && pid != getpid(); ++depth) {
-    const auto found = parents.find(pid);
-    if (found == parents.end()) return false;
-    pid = found->second;
+  for (size_t depth = 0; depth < processes.size() && pid != getpid(); ++depth) {
+    const auto found = processes.find(pid);
+    if (found == processes.end()) return false;
+    pid = found->second.parent;
   }
   return pid == getpid();
 }
@@ -240,9 +240,9 @@ int KillDescendants(const std::string& variable, int64_t exec_max_ms) {
   for (bool looks_again = true; looks_again;) {
     looks_again = false;
     bool has_unknown = false;
-    const std::map<pid_t, pid_t> parents = Parents();
-    for (const auto& [pid, parent] : parents) {
-      if (!IsDescendant(parent, parents)) continue;
+    const std::map<pid_t, Process> processes = Processes();
+    for (const auto& [pid, process] : processes) {
+      if (process.state == 'Z' || !IsDescendant(process.parent, processes)) continue;
       const Carries carries = Carried(pid, variable);
       has_unknown |= carries == Carries::kUnknown;
       if (carries != Carries::kYes || kill(pid, SIGKILL) != 0) continue;

@@ -42,7 +42,7 @@ LAYERS = {
     "libs/aggregation": ["libs/base", "libs/view", "libs/wire"],
     "libs/base": [],
     "libs/config": ["libs/base", "libs/status", "proto/config"],
-    "libs/encoding": ["libs/base"],
+    "libs/encoding": ["libs/base", "libs/reduce"],
     "libs/gpu": ["libs/base", "libs/runtime", "libs/status"],
     "libs/membership": ["libs/base", "libs/view", "libs/wire"],
     "libs/pipeline": ["libs/base", "libs/schedule", "libs/view", "libs/wire"],

@@ -376,7 +376,7 @@ typedef enum talweg_share TALWEG_ANY_INT {
   TALWEG_SHARE_COLUMN = 5 /* Rank i: parts i, n + i, 2 * n + i, ... of n * n. */
 } talweg_share;
 
-/* How a tensor's bytes travel between nodes. It changes no result. (Since version 1.6.) */
+/* How a tensor's bytes travel between nodes. (Since version 1.6.) On one node nothing travels. */
 typedef enum talweg_encoding TALWEG_ANY_INT {
   TALWEG_PLAIN = 0, /* As they lie in memory. */
   /* Words of 4 bytes that repeat are sent once. For tensors that are mostly zeros. Never longer
@@ -384,7 +384,15 @@ typedef enum talweg_encoding TALWEG_ANY_INT {
   TALWEG_RUNS = 1,
   /* Twice, the second time inverted. A contribution that was damaged on the way ends its round with
    * TALWEG_MISMATCH. */
-  TALWEG_TWICE = 2
+  TALWEG_TWICE = 2,
+  /* The next two round, and are for sums and averages of f32. Each node's contribution is rounded,
+   * they are summed in f32, and the sum is rounded. All ranks get the same bits.
+   *
+   * To bfloat16, to nearest: half the bytes. */
+  TALWEG_AS_BF16 = 3,
+  /* To 8 bits in blocks of 256 elements, up or down at random, so that the mean is the element: a
+   * quarter of the bytes. An element is off by less than 1/127 of the greatest of its block. */
+  TALWEG_AS_INT8 = 4
 } talweg_encoding;
 
 /* A collective operation, and the ranks that take part in it:

@@ -34,6 +34,13 @@ std::string Problem(const Collective& collective) {
   if (!IsValid(collective.encoding)) {
     return "there is no encoding " + std::to_string(static_cast<int>(collective.encoding));
   }
+  if (Rounds(collective.encoding) &&
+      (collective.dtype != DType::kF32 ||
+       (collective.op != Op::kSum && collective.op != Op::kAverage))) {
+    return "the encoding " + std::string(EncodingName(collective.encoding)) +
+           " rounds, and is for sums and averages of f32, not for " +
+           std::string(DTypeName(collective.dtype)) + " " + std::string(OpName(collective.op));
+  }
   const std::string name(collective.name());
   if (collective.copies() != (collective.op == Op::kCopy)) {
     return collective.copies() ? name + " copies, and has no " + std::string(OpName(collective.op))

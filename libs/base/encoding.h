@@ -19,6 +19,8 @@ enum class Encoding : uint8_t {
   kPlain = 0,  // As they lie in memory.
   kRuns = 1,   // Words that repeat are sent once: for tensors that are mostly zeros.
   kTwice = 2,  // Twice, the second time inverted: damage is noticed.
+  kBf16 = 3,   // Rounded to bfloat16: half the bytes.
+  kInt8 = 4,   // Rounded at random to 8 bits, in blocks with a scale each: a quarter of the bytes.
 };
 
 struct EncodingRow {
@@ -27,12 +29,16 @@ struct EncodingRow {
   // what is encoded lies as aligned as what is not. At least one, because results that are finished
   // for others travel plain, through the same memory (docs/protocol.md, section 6).
   uint32_t line_bytes_max = 0;
+  // Whether numbers come out rounded. Such an encoding is for sums and averages of f32.
+  bool rounds = false;
 };
 
-inline constexpr std::array<EncodingRow, 3> kEncodings = {{
+inline constexpr std::array<EncodingRow, 5> kEncodings = {{
     {"plain", kCacheLineBytes},
     {"runs", kCacheLineBytes},
     {"twice", 2 * kCacheLineBytes},
+    {"bf16", kCacheLineBytes, /*rounds=*/true},
+    {"int8", kCacheLineBytes, /*rounds=*/true},
 }};
 static_assert(std::all_of(kEncodings.begin(), kEncodings.end(), [](const EncodingRow& row) {
   return row.line_bytes_max >= kCacheLineBytes && row.line_bytes_max % kCacheLineBytes == 0;
@@ -43,6 +49,9 @@ constexpr bool IsValid(Encoding encoding) {
 }
 constexpr std::string_view EncodingName(Encoding encoding) {
   return IsValid(encoding) ? kEncodings[static_cast<size_t>(encoding)].name : "unknown";
+}
+constexpr bool Rounds(Encoding encoding) {
+  return IsValid(encoding) && kEncodings[static_cast<size_t>(encoding)].rounds;
 }
 
 // The most bytes that `bytes` bytes of a slice take when they travel. For whole cache lines the sum

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "libs/base/check.h"
+#include "libs/encoding/rounding.h"
 
 namespace talweg::encoding {
 namespace {
@@ -153,11 +154,13 @@ bool DecodeTwice(Bytes encoded, Room plain) {
 
 class ByteCodec final : public Codec {
  public:
-  size_t Encode(Encoding encoding, Bytes plain, Room out) const override {
+  size_t Encode(Encoding encoding, uint64_t seed, Bytes plain, Room out) const override {
     TALWEG_CHECK(out.size() >= TravelBytesMax(encoding, plain.size()));
     switch (encoding) {
       case Encoding::kRuns: return EncodeRuns(plain, out);
       case Encoding::kTwice: return EncodeTwice(plain, out);
+      case Encoding::kBf16: return EncodeBf16(plain, out);
+      case Encoding::kInt8: return EncodeInt8(plain, seed, out);
       case Encoding::kPlain: break;
     }
     return CopyTo(plain, out);
@@ -167,6 +170,8 @@ class ByteCodec final : public Codec {
     switch (encoding) {
       case Encoding::kRuns: return DecodeRuns(encoded, plain);
       case Encoding::kTwice: return DecodeTwice(encoded, plain);
+      case Encoding::kBf16: return DecodeBf16(encoded, plain);
+      case Encoding::kInt8: return DecodeInt8(encoded, plain);
       case Encoding::kPlain: break;
     }
     return CopiedWhole(encoded, plain);

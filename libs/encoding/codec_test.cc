@@ -23,7 +23,7 @@ Buffer BytesOf(const std::vector<uint32_t>& words, size_t odd_bytes = 0) {
 
 Buffer Encoded(Encoding encoding, const Buffer& plain) {
   Buffer out(TravelBytesMax(encoding, plain.size()), std::byte{0xee});
-  out.resize(Codecs().Encode(encoding, plain, out));
+  out.resize(Codecs().Encode(encoding, 0, plain, out));
   return out;
 }
 
@@ -41,8 +41,9 @@ void CheckBack(Encoding encoding, const Buffer& plain) {
   CHECK(back == plain);
 }
 
-TEST_CASE("Each encoding gives back what was encoded", "[encoding]") {
+TEST_CASE("Each encoding that does not round gives back what was encoded", "[encoding]") {
   const auto encoding = static_cast<Encoding>(GENERATE(range(0, int{kEncodings.size()})));
+  if (Rounds(encoding)) return;
   Random random(7);
   for (int i = 0; i < 500; ++i) {
     std::vector<uint32_t> words(random.Below(200));
@@ -57,7 +58,8 @@ TEST_CASE("Each encoding gives back what was encoded", "[encoding]") {
 }
 
 TEST_CASE("Nothing takes nothing", "[encoding]") {
-  for (const Encoding encoding : {Encoding::kPlain, Encoding::kRuns, Encoding::kTwice}) {
+  for (const Encoding encoding : {Encoding::kPlain, Encoding::kRuns, Encoding::kTwice,
+                                  Encoding::kBf16, Encoding::kInt8}) {
     CHECK(Encoded(encoding, {}).empty());
     CheckBack(encoding, {});
   }

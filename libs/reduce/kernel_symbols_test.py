@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the units compiled for one instruction set leave for the linker to see: their table alone.
 
+Each argument is LIBRARY=TABLE: the library's path in the workspace, and its table's name.
+
 An inline function that the compiler emitted there would be a weak symbol. The linker keeps one copy of
 such a function for the whole program, and the one with AVX-512 in it would stop every other processor.
 """
@@ -8,13 +10,6 @@ such a function for the whole program, and the one with AVX-512 in it would stop
 import os
 import subprocess
 import sys
-
-LIBRARIES = {
-    "libkernels_portable.a": "kPortableKernels",
-    "libkernels_avx2.a": "kAvx2Kernels",
-    "libkernels_avx512.a": "kAvx512Kernels",
-}
-
 
 def global_symbols(path: str) -> list[str]:
     """Names of the symbols that `path` defines and that are not local to it."""
@@ -33,16 +28,16 @@ def global_symbols(path: str) -> list[str]:
 
 
 def main() -> int:
-    directory = os.path.join(os.environ["RUNFILES_DIR"], "talweg", "libs", "reduce")
+    workspace = os.path.join(os.environ["RUNFILES_DIR"], "talweg")
     failures = 0
-    for library, table in LIBRARIES.items():
-        symbols = global_symbols(os.path.join(directory, library))
-        if symbols != ["talweg::reduce::internal::" + table]:
+    for library, table in (argument.split("=") for argument in sys.argv[1:]):
+        symbols = global_symbols(os.path.join(workspace, library))
+        if symbols != [table]:
             print(
                 f"{library} defines {symbols}, not only {table}: give the others internal linkage"
             )
             failures += 1
-    return 1 if failures else 0
+    return 1 if failures or not sys.argv[1:] else 0
 
 
 if __name__ == "__main__":

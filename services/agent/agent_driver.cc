@@ -28,6 +28,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
       bytes_({.clock = clock_,
               .combiner = parts.combiner,
               .codec = parts.codec,
+              .node = options_.self.node,
               .memory = memory_.get(),
               .timeline = &timeline_,
               .runner = &runner_}),

@@ -38,6 +38,7 @@ class ByteWork {
     const runtime::Clock* clock = nullptr;
     const RankCombiner* combiner = nullptr;
     const encoding::Codec* codec = nullptr;
+    NodeRank node;  // This member's.
     TensorMemory* memory = nullptr;
     Timeline* timeline = nullptr;
     CoreRunner* runner = nullptr;

@@ -499,7 +499,7 @@ TEST_CASE("AggregatorDataPlane: encoded contributions are decoded, summed and en
   const auto encoded = [&](float value) {
     const std::vector<float> plain(pool.kCount, value);
     std::vector<std::byte> out(TravelBytesMax(Encoding::kRuns, pool.kCount * sizeof(float)));
-    out.resize(encoding::Codecs().Encode(Encoding::kRuns, std::as_bytes(std::span(plain)), out));
+    out.resize(encoding::Codecs().Encode(Encoding::kRuns, 0, std::as_bytes(std::span(plain)), out));
     return out;
   };
   pool.Push(0, 1, encoded(3));

@@ -78,7 +78,9 @@ SumOutcome SumMaker::MakeEncoded(const PendingSum& sum, SliceSum& slice) {
   summer_->Sum(slice);
   const std::span<std::byte> result =
       sum.result.bytes().subspan(sum.offset_bytes, TravelBytesMax(sum.encoding, sum.length_bytes));
-  return {.travel_bytes = codec_->Encode(sum.encoding, plain(sum.inputs.size()), result)};
+  const uint64_t seed =
+      encoding::SeedOf(sum.id.round, sum.offset_bytes, encoding::kSumGiver);
+  return {.travel_bytes = codec_->Encode(sum.encoding, seed, plain(sum.inputs.size()), result)};
 }
 
 void SumTurns::Add(JobId job, JobSums& sums, PendingSum sum) {

@@ -27,7 +27,7 @@ struct PendingSum {
   DType dtype = DType::kUnspecified;
   Op op = Op::kUnspecified;  // kCopy: a copy.
   Encoding encoding = Encoding::kPlain;
-  size_t offset_bytes = 0;
+  size_t offset_bytes = 0;           // In the slots.
   size_t length_bytes = 0;           // The data's; a copy's bytes that travel.
   std::vector<size_t> travel_bytes;  // By input: how many bytes it takes.
   std::vector<SlotMemory> inputs;    // Not valid if the tensor is empty.

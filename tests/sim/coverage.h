@@ -85,6 +85,8 @@ inline constexpr const char* kCoverage[] = {
     "a round of all_to_all",
     "a round encoded as runs",
     "a round encoded as twice",
+    "a round encoded as bf16",
+    "a round encoded as int8",
     "decision: finish, of a round that travelled encoded",
     "a part is shorter than declared",
     "a part of no bytes",

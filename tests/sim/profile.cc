@@ -308,6 +308,8 @@ void DrawEncodings(Profile& profile, Random random) {
   if (!random.OneIn(4)) return;
   for (TensorProfile& tensor : profile.tensors) {
     tensor.encoding = static_cast<Encoding>(random.Below(kEncodings.size()));
+    // Some are for sums only.
+    if (!Problem(tensor.collective()).empty()) tensor.encoding = Encoding::kPlain;
   }
 }
 

@@ -29,6 +29,9 @@ void StoreCell(std::byte* at, uint64_t cell) { std::memcpy(at, &cell, sizeof cel
 
 constexpr size_t kRunCells = 2;  // The first cell, and the distance to the next.
 
+bool IsRuns(Encoding encoding) { return encoding == Encoding::kRuns || Rounds(encoding); }
+uint64_t Inverts(Encoding encoding) { return Rounds(encoding) ? ~uint64_t{0} : 0; }
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<aggregator::Mapping>> CellMemory::Map(size_t bytes) {
@@ -47,7 +50,7 @@ void CellSummer::Sum(const aggregator::SliceSum& sum) const {
   }
 }
 
-size_t CellCodec::Encode(Encoding encoding, std::span<const std::byte> plain,
+size_t CellCodec::Encode(Encoding encoding, uint64_t /*seed*/, std::span<const std::byte> plain,
                          std::span<std::byte> out) const {
   if (out.size() < TravelBytesMax(encoding, plain.size())) {
     throw Violation{"what is encoded has less room than its encoding may need"};
@@ -61,7 +64,7 @@ size_t CellCodec::Encode(Encoding encoding, std::span<const std::byte> plain,
     const size_t count = cells.size();
     for (size_t i = 0; i < count; ++i) cells.push_back(~cells[i]);
     bytes = cells.size() * kCellBytes;
-  } else if (encoding == Encoding::kRuns && cells.size() > kRunCells) {
+  } else if (IsRuns(encoding) && cells.size() > kRunCells) {
     const uint64_t step = cells[1] - cells[0];
     bool is_even = true;
     for (size_t i = 1; i < cells.size(); ++i) is_even &= cells[i] - cells[i - 1] == step;
@@ -70,14 +73,18 @@ size_t CellCodec::Encode(Encoding encoding, std::span<const std::byte> plain,
       bytes = kRunCells * kCellBytes;
     }
   }
-  for (size_t i = 0; i < cells.size(); ++i) StoreCell(out.data() + i * kCellBytes, cells[i]);
+  for (size_t i = 0; i < cells.size(); ++i) {
+    StoreCell(out.data() + i * kCellBytes, cells[i] ^ Inverts(encoding));
+  }
   return bytes;
 }
 
 bool CellCodec::Decode(Encoding encoding, std::span<const std::byte> encoded,
                        std::span<std::byte> plain) const {
   const size_t count = CellCount(plain.size());
-  const auto cell = [&](size_t place) { return LoadCell(encoded.data() + place * kCellBytes); };
+  const auto cell = [&](size_t place) {
+    return LoadCell(encoded.data() + place * kCellBytes) ^ Inverts(encoding);
+  };
   const auto fill = [&](const auto& cell_of) {
     for (size_t i = 0; i < count; ++i) StoreCell(plain.data() + i * kCellBytes, cell_of(i));
   };
@@ -86,7 +93,7 @@ bool CellCodec::Decode(Encoding encoding, std::span<const std::byte> encoded,
     for (size_t i = 0; i < count; ++i) {
       if (cell(i) != ~cell(count + i)) return false;
     }
-  } else if (encoding == Encoding::kRuns && count > kRunCells &&
+  } else if (IsRuns(encoding) && count > kRunCells &&
              encoded.size() == kRunCells * kCellBytes) {
     fill([&](size_t i) { return cell(0) + i * cell(1); });
     return true;

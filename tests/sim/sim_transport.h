@@ -48,10 +48,11 @@ class CellSummer final : public aggregator::Summer {
 };
 
 // Encodes cells. A slice whose cells are evenly spaced, as all that ranks push are, takes two as
-// runs. Twice takes each cell, and each inverted.
+// runs. Twice takes each cell, and each inverted. Cells are exact, so an encoding that rounds
+// takes what runs take, with each cell inverted.
 class CellCodec final : public encoding::Codec {
  public:
-  size_t Encode(Encoding encoding, std::span<const std::byte> plain,
+  size_t Encode(Encoding encoding, uint64_t seed, std::span<const std::byte> plain,
                 std::span<std::byte> out) const override;
   bool Decode(Encoding encoding, std::span<const std::byte> encoded,
               std::span<std::byte> plain) const override;

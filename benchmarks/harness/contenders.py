@@ -23,6 +23,8 @@ TALWEG_NUMPY = "Talweg, NumPy in place"
 COPIES = "the same copies"
 # The same as TALWEG_IN_PLACE, over Talweg's own TCP (--data_transport=tcp) instead of libfabric.
 TALWEG_TCP = "Talweg, own TCP"
+# The same as TALWEG_IN_PLACE, with sums that travel as 8 bits an element (--encoding=int8).
+TALWEG_INT8 = "Talweg, as int8"
 # The same as TALWEG_IN_PLACE, with the programs of --beside.
 TALWEG_OTHER = "Talweg, other build"
 

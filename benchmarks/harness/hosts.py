@@ -17,6 +17,7 @@ from harness.contenders import (
     GLOO,
     TALWEG,
     TALWEG_IN_PLACE,
+    TALWEG_INT8,
     TALWEG_OTHER,
     TALWEG_TCP,
     Programs,
@@ -27,6 +28,12 @@ SOCKET_PS, TCP_LIMIT = "socket server", "TCP limit"
 # Every case has a network of its own, so only another contender can have a port.
 _SOCKET_PS_PORT, _TCP_LIMIT_PORT, _SCHEDULER_PORT = 7001, 7002, 7447
 _SOCKET_PS_JOBS_PORT, _SOCKET_PS_JOBS_MAX = 8000, 200  # Each contender has so many ports.
+
+# What a variant of Talweg's job is told.
+_VARIABLES = {
+    TALWEG_TCP: {"TALWEG_DATA_TRANSPORT": "tcp"},
+    TALWEG_INT8: {"TALWEG_ENCODING": "int8"},
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def talweg(
         "--in_memory",
         "--insecure",
     )
-    variables = {"TALWEG_DATA_TRANSPORT": "tcp"} if name == TALWEG_TCP else {}
+    variables = _VARIABLES.get(name, {})
     commands = [Command((*line, quiet), is_daemon=True)]
     directory = tempfile.TemporaryDirectory(prefix="ready-")
     ready = [str(Path(directory.name) / str(n)) for n in range(len(cluster.aggregator_hosts))]
@@ -81,7 +88,7 @@ def talweg(
         address = f"--listen={network.address(host)}:0"
         options = (address, f"--name={number}", f"--ready_file={ready[number]}")
         commands.append(Command((*line, *options), variables, is_daemon=True))
-    own_buffers = (TALWEG_IN_PLACE, TALWEG_OTHER, TALWEG_TCP)
+    own_buffers = (TALWEG_IN_PLACE, TALWEG_OTHER, *_VARIABLES)
     in_place = ["--in-place"] if name in own_buffers else []
     rank = rank or Command(tuple(talweg_rank(tool, *in_place)))
     # The address at which the ranks of programs with torch.distributed meet.

@@ -22,7 +22,8 @@ std::string DTypeNames();
 void FillWith(talweg_dtype dtype, uint64_t number, std::span<char> data);
 
 // Returns DATA_LOSS if an element at the beginning, the middle or the end is not `number`. Does not
-// check numbers above 127, which not every dtype can hold.
+// check numbers above 127, which not every dtype can hold. Where TALWEG_ENCODING is set, f32 may be
+// off by a thirty-second: sums may have travelled rounded.
 absl::Status CheckHolds(talweg_dtype dtype, uint64_t number, std::span<const char> data);
 
 }  // namespace talweg::cli

@@ -50,6 +50,18 @@ TEST_CASE("bench values: a wrong element is found at either end and in the middl
   CHECK(CheckHolds(TALWEG_I8, 128, std::vector<char>(4)).ok());
 }
 
+TEST_CASE("bench values: what travels rounded may be off by a little", "[cli]") {
+  std::vector<char> data(4 * 101);
+  FillWith(TALWEG_F32, 100, data);
+  CHECK_FALSE(CheckHolds(TALWEG_F32, 99, data).ok());
+  setenv("TALWEG_ENCODING", "int8", 1);
+  CHECK(CheckHolds(TALWEG_F32, 99, data).ok());
+  CHECK_FALSE(CheckHolds(TALWEG_F32, 96, data).ok());
+  FillWith(TALWEG_I32, 100, data);
+  CHECK_FALSE(CheckHolds(TALWEG_I32, 99, data).ok());
+  unsetenv("TALWEG_ENCODING");
+}
+
 TEST_CASE("bench values: every dtype has a name", "[cli]") {
   CHECK(ParseDType("bf16").value() == TALWEG_BF16);
   CHECK(ParseDType("i64").value() == TALWEG_I64);

@@ -13,6 +13,7 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/dealing.h"
+#include "libs/base/encoding.h"
 
 // The options of the daemons. A value on the command line wins over one in the environment
 // (TALWEG_<OPTION>), that one over one in the text-format file named by --config, and that one over
@@ -115,6 +116,8 @@ struct AgentConfig : ProcessConfig {
   LossPolicy loss_policy = LossPolicy::kFailJob;
   uint64_t slice_bytes_max = kMiB;
   Dealing dealing;                   // How slices are dealt to aggregators.
+  Encoding encoding = Encoding::kPlain;  // How large sums and averages of f32 travel.
+  uint64_t encoding_bytes_min = 64 * kKiB;
   uint64_t credit_bytes = 8 * kMiB;  // Upper bound on what aggregators grant.
   std::string socket_path;           // Empty: DefaultSocketPath().
   uint32_t socket_mode = 0600;

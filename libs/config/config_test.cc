@@ -104,6 +104,8 @@ TEST_CASE("config: flags have several spellings", "[config]") {
   CHECK(LoadAgentConfig({"--loss_policy=continue"}, {}).value().loss_policy ==
         LossPolicy::kContinue);
   CHECK(LoadAggregatorConfig({"--results-by-priority"}, {}).value().results_by_priority);
+  CHECK(LoadAgentConfig({"--encoding=int8"}, {}).value().encoding == Encoding::kInt8);
+  CHECK(LoadAgentConfig({}, {{"TALWEG_ENCODING", "bf16"}}).value().encoding == Encoding::kBf16);
   CHECK(LoadAgentConfig({"--dealing=weighted:7"}, {}).value().dealing ==
         Dealing{.rule = DealingRule::kWeighted, .constant = 7});
   CHECK_FALSE(LoadAgentConfig({"--job="}, {}).ok());
@@ -153,6 +155,7 @@ TEST_CASE("config: an error names a wrong value's option, its place and what is 
   CHECK_THAT(AgentError({"--credit_bytes=many"}), Contains("is not a number of bytes"));
   CHECK_THAT(AgentError({"--slice_bytes_max=100001"}),
              Contains("is not a multiple of 64") && Contains("a multiple of 64;"));
+  CHECK_THAT(AgentError({"--encoding=runs"}), Contains("plain, bf16, int8"));
   CHECK_THAT(AgentError({"--dealing=mixed"}),
              Contains("'mixed'") && Contains("weighted or weighted:POINTS"));
   CHECK_THAT(AgentError({"--name=" + std::string(256, 'n')}), Contains("255"));

@@ -148,6 +148,15 @@ std::string LossPolicyChoice::Format(LossPolicy value) const {
   return value == LossPolicy::kContinue ? "continue" : "fail_job";
 }
 
+std::string EncodingChoice::Parse(const std::string& text, Encoding& value) const {
+  for (const Encoding each : {Encoding::kPlain, Encoding::kBf16, Encoding::kInt8}) {
+    if (text != EncodingName(each)) continue;
+    value = each;
+    return "";
+  }
+  return "is not allowed";
+}
+
 std::string DealingRuleText::Parse(const std::string& text, Dealing& value) const {
   const std::optional<Dealing> read = ParseDealing(text);
   if (!read) return "is not allowed";

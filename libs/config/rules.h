@@ -54,6 +54,13 @@ struct LossPolicyChoice {
   std::string Format(LossPolicy value) const;
 };
 
+struct EncodingChoice {
+  static constexpr char type[] = "choice";
+  std::string Allowed() const { return "plain, bf16, int8"; }
+  std::string Parse(const std::string& text, Encoding& value) const;
+  std::string Format(Encoding value) const { return std::string(EncodingName(value)); }
+};
+
 struct DealingRuleText {
   static constexpr char type[] = "rule";
   std::string Allowed() const { return std::string(kDealingForms); }

@@ -120,6 +120,8 @@ AgentDriverOptions Agent::DriverOptions() {
                   (standalone() || (config_.loss_policy != config::LossPolicy::kContinue &&
                                     config_.min_members == config_.max_members)),
       .tells_arrivals = config_.slice_bytes_max >= shm::kArrivalBytesMin,
+      .encoding_rule = {.encoding = standalone() ? Encoding::kPlain : config_.encoding,
+                        .bytes_min = config_.encoding_bytes_min},
       .trace_rounds = config_.trace_path.empty() ? 0 : config_.trace_rounds,
       .scheduler = config_.scheduler,
       .events_per_poll = kEventsPerPass,

@@ -37,6 +37,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
                                        memory_.get(), &rank_words_)) {
   rank_words_.SetDesk(desk_.get());
   desk_->SetMembershipChanges(options_.membership_changes);
+  desk_->SetEncodingRule(options_.encoding_rule);
   NewMember();
 }
 

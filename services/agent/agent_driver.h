@@ -21,6 +21,7 @@
 #include "services/agent/byte_work.h"
 #include "services/agent/core_runner.h"
 #include "services/agent/device_rounds.h"
+#include "services/agent/encoding_rule.h"
 #include "services/agent/entry_wait.h"
 #include "services/agent/job_link.h"
 #include "services/agent/rank_desk.h"
@@ -51,6 +52,7 @@ struct AgentDriverOptions {
   bool one_view = false;            // AgentCoreConfig::one_view.
   // Slices are so large that it pays to tell ranks which bytes of a result have arrived.
   bool tells_arrivals = true;
+  EncodingRule encoding_rule;
   uint32_t trace_rounds = 0;
   std::string scheduler;  // The scheduler's address, for messages.
   int events_per_poll = 256;

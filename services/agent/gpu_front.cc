@@ -17,6 +17,10 @@ absl::StatusOr<std::unique_ptr<gpu::Platform>> OpenGpus(const config::AgentConfi
     *why = "off, as configured";
     return nullptr;
   }
+  if (!config.standalone && config.encoding != Encoding::kPlain) {
+    *why = "off, as what lies on a GPU cannot travel encoded (option encoding)";
+    return nullptr;
+  }
   if (!config.test_fake_gpus.empty()) {
     TALWEG_ASSIGN_OR_RETURN(const auto machine,
                             gpu::fake::ParseSharedMachine(config.test_fake_gpus));

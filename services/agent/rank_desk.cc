@@ -170,7 +170,7 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
   }
   declared_names_.insert(declaration.name);
   pipeline::TensorSpec spec = {.name = declaration.name,
-                               .collective = declaration.collective,
+                               .collective = encoding_rule_.Apply(declaration.collective),
                                .root_rank = declaration.root_rank};
   for (const uint32_t rank : declaration.ranks) spec.ranks.emplace_back(rank);
   events_->OnRankDeclare(local_rank, request.value(), spec);

@@ -17,6 +17,7 @@
 #include "libs/pipeline/effects.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/view/view.h"
+#include "services/agent/encoding_rule.h"
 #include "services/agent/tensor_memory.h"
 
 namespace talweg::agent {
@@ -102,6 +103,8 @@ class RankDesk final : public shm::RankEventSink {
   // Call it now and then. Calls OnRanksHaveState once the ranks began with the job, or have each
   // ended a step since they entered it.
   void LookForState();
+  // Which tensors travel encoded. Call it before ranks come.
+  void SetEncodingRule(const EncodingRule& rule) { encoding_rule_ = rule; }
   // Whether nodes may come and go in this job.
   void SetMembershipChanges(bool changes) { membership_changes_ = changes; }
   void AnswerFollow(LocalRank rank, uint32_t request, Epoch epoch, bool ok);
@@ -178,6 +181,7 @@ class RankDesk final : public shm::RankEventSink {
   view::MemberIdentity self_;
   std::vector<shm::RankConnectionId> gone_;
   bool membership_changes_ = false;
+  EncodingRule encoding_rule_;
   bool have_state_ = false;       // OnRanksHaveState was called.
   std::optional<uint64_t> stop_;  // As in StopRanks.
   std::vector<AtBoundary> at_boundary_;

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
 import unittest
+from collections.abc import Sequence
 
 from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Job
 from on_the_path import OnThePath, place_of
@@ -14,6 +16,8 @@ from on_the_path import OnThePath, place_of
 _TENSOR_BYTES = 1_200_000  # A tensor of encoded.py.
 _CUTS = 3
 _NETWORK = "--local_transport=false"
+# The programs whose sums travel encoded, with what their agents must be told for that.
+_PROGRAMS: dict[str, list[str]] = {"encoded.py": [], "rounded.py": ["--encoding=int8"]}
 
 
 def _sent_bytes(agent: Daemon) -> int:
@@ -22,14 +26,16 @@ def _sent_bytes(agent: Daemon) -> int:
     return int(status["bytes_sent"])
 
 
-def _bytes_of_a_step(cluster: Cluster, encoding: str) -> float:
+def _bytes_of_a_step(
+    cluster: Cluster, name: str, program: str, arguments: Sequence[str], *agent_options: str
+) -> float:
     """How many bytes an agent sends in a step, for each byte of the tensor."""
     scheduler = cluster.scheduler(["--in_memory"])
     address = scheduler.addresses["listen"]
-    cluster.aggregator(address, f"of-{encoding}", [_NETWORK])
+    cluster.aggregator(address, f"of-{name}", [_NETWORK])
     options = [f"--scheduler={address}", "--rank_count=1", "--min_members=1", "--max_members=1"]
-    agent = cluster.agent(0, [*options, f"--job={encoding}", _NETWORK], name=encoding)
-    rank = cluster.rank(agent, "encoded.py", [encoding])
+    agent = cluster.agent(0, [*options, f"--job={name}", _NETWORK, *agent_options], name=name)
+    rank = cluster.rank(agent, program, arguments)
     steps = 50
     rank.wait_for("step 3 ")
     before = _sent_bytes(agent)
@@ -41,22 +47,54 @@ def _bytes_of_a_step(cluster: Cluster, encoding: str) -> float:
 class EncodingsTest(unittest.TestCase):
     def test_bytes_that_travel(self) -> None:
         with Cluster() as cluster:
-            self.assertGreater(_bytes_of_a_step(cluster, "plain"), 0.9)
-            self.assertGreater(_bytes_of_a_step(cluster, "twice"), 1.8)
+            for encoding, least in (("plain", 0.9), ("twice", 1.8)):
+                sent = _bytes_of_a_step(cluster, encoding, "encoded.py", [encoding])
+                self.assertGreater(sent, least)
         with Cluster() as cluster:
-            self.assertLess(_bytes_of_a_step(cluster, "runs"), 0.1)
+            self.assertLess(_bytes_of_a_step(cluster, "runs", "encoded.py", ["runs"]), 0.1)
+
+    def test_bytes_that_travel_rounded(self) -> None:
+        """The agents' option rounds what ranks give without a word of it."""
+        with Cluster() as cluster:
+            for encoding, least, most in (("bf16", 0.45, 0.55), ("int8", 0.22, 0.29)):
+                option = f"--encoding={encoding}"
+                sent = _bytes_of_a_step(cluster, encoding, "rounded.py", [], option)
+                self.assertGreater(sent, least)
+                self.assertLess(sent, most)
+
+    def test_a_small_tensor_travels_plain(self) -> None:
+        options = ("--encoding=int8", f"--encoding_bytes_min={_TENSOR_BYTES + 1}")
+        with Cluster() as cluster:
+            sent = _bytes_of_a_step(cluster, "small", "rounded.py", ["plain"], *options)
+            self.assertGreater(sent, 0.9)
+
+    def test_agents_that_disagree(self) -> None:
+        """Every rank gets an error that names both encodings."""
+        with Cluster() as cluster:
+            job = Job(
+                cluster,
+                nodes=(1, 1),
+                aggregators=1,
+                program="rounded.py",
+                agent_options=[],
+                options_of_agent=lambda node: ["--encoding=int8"] if node == 1 else [],
+            )
+            for rank in job.all_ranks():
+                line = rank.wait_for("error ")
+                self.assertIn("Mismatch", line)
+                self.assertIn("sum encoded as int8", line)
 
     def test_an_aggregator_dies(self) -> None:
         """The others cut its slices anew. The survivors go on with the right sums."""
-        for way in (_NETWORK, "--local_transport"):
-            with self.subTest(way=way), Cluster() as cluster:
+        for program, way in itertools.product(_PROGRAMS, (_NETWORK, "--local_transport")):
+            with self.subTest(program=program, way=way), Cluster() as cluster:
                 job = Job(
                     cluster,
                     nodes=(2, 1),
                     aggregators=3,
-                    program="encoded.py",
+                    program=program,
                     aggregator_options=[way],
-                    agent_options=["--loss_policy=continue", way],
+                    agent_options=["--loss_policy=continue", way, *_PROGRAMS[program]],
                 )
                 for aggregator in job.aggregators[:2]:
                     aggregator.kill()
@@ -64,19 +102,20 @@ class EncodingsTest(unittest.TestCase):
                         rank.goes_on()
 
     def test_an_agent_dies(self) -> None:
-        with Cluster() as cluster:
-            job = Job(
-                cluster,
-                nodes=(1, 2, 1),
-                aggregators=2,
-                program="encoded.py",
-                agent_options=["--loss_policy=continue"],
-                options_of_agent=lambda _: ["--min_members=1"],
-            )
-            job.agents[1].kill()
-            for rank in (*job.ranks[0], *job.ranks[2]):
-                rank.wait_for(", 2 in each sum")
-                rank.goes_on()
+        for program, options in _PROGRAMS.items():
+            with self.subTest(program=program), Cluster() as cluster:
+                job = Job(
+                    cluster,
+                    nodes=(1, 2, 1),
+                    aggregators=2,
+                    program=program,
+                    agent_options=["--loss_policy=continue", *options],
+                    options_of_agent=lambda _: ["--min_members=1"],
+                )
+                job.agents[1].kill()
+                for rank in (*job.ranks[0], *job.ranks[2]):
+                    rank.wait_for(", 2 in each sum")
+                    rank.goes_on()
 
     def test_connections_that_break(self) -> None:
         dice = random.Random(21)
@@ -84,8 +123,9 @@ class EncodingsTest(unittest.TestCase):
         def cut(_: bytes) -> bytes:
             raise ConnectionAbortedError
 
-        for policy in ("fail_job", "continue"):
-            with self.subTest(policy=policy), Cluster() as cluster:
+        policies = ("fail_job", "continue")
+        for (program, options), policy in itertools.product(_PROGRAMS.items(), policies):
+            with self.subTest(program=program, policy=policy), Cluster() as cluster:
                 path = OnThePath()
                 self.addCleanup(path.close)
                 scheduler = cluster.scheduler(["--in_memory"])
@@ -93,11 +133,12 @@ class EncodingsTest(unittest.TestCase):
                 aggregator = cluster.aggregator(address, "a0", [_NETWORK, "--advertise=127.0.0.2"])
                 path.open(place_of(aggregator)[1])
                 own = [f"--scheduler={address}", "--min_members=2", "--max_members=2", _NETWORK]
+                own += [f"--loss_policy={policy}", *options]
                 ranks = []
                 for node, count in enumerate((1, 2)):
                     place = [f"--node_rank={node}", f"--rank_count={count}"]
-                    agent = cluster.agent(node, [*own, *place, f"--loss_policy={policy}"])
-                    ranks += [cluster.rank(agent, "encoded.py") for _ in range(count)]
+                    agent = cluster.agent(node, [*own, *place])
+                    ranks += [cluster.rank(agent, program) for _ in range(count)]
                 for _ in range(_CUTS):
                     for rank in ranks:
                         rank.goes_on(5)

@@ -83,6 +83,7 @@ class VariablesTest(unittest.TestCase):
         told = _job.daemon_variables(
             {
                 "BYTEPS_PARTITION_BYTES": "100000",
+                "BYTEPS_MIN_COMPRESS_BYTES": "1024",
                 "BYTEPS_SCHEDULING_CREDIT": "4",
                 "DMLC_INTERFACE": "eth5",
                 "DMLC_NODE_HOST": "10.0.0.7",
@@ -93,6 +94,7 @@ class VariablesTest(unittest.TestCase):
             told,
             {
                 "TALWEG_SLICE_BYTES_MAX": "100032",  # A multiple of 64.
+                "TALWEG_ENCODING_BYTES_MIN": "1024",
                 "TALWEG_CREDIT_BYTES": "400128",
                 "TALWEG_INTERFACE": "eth5",
                 "TALWEG_INSECURE": "true",

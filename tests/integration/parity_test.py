@@ -37,21 +37,26 @@ class ParityTest(unittest.TestCase):
             self.single[optimizer] = result
         return self.single[optimizer]
 
-    def _job(self, optimizer: str, passes: int = 1, **shape: Any) -> list[dict[str, Any]]:
+    def _job(
+        self, optimizer: str, passes: int = 1, env: dict[str, str] | None = None, **shape: Any
+    ) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as directory:
             arguments = [f"--optimizer={optimizer}", f"--passes={passes}", f"--output={directory}"]
-            job.run(job.command("parity.py", arguments, forks=self.forks, **shape))
+            job.run(job.command("parity.py", arguments, forks=self.forks, **shape), env)
             files = sorted(Path(directory).glob("rank*.json"))
             return [json.loads(file.read_text()) for file in files]
 
-    def _check(self, optimizer: str, ranks: list[dict[str, Any]], count: int) -> None:
+    def _check(
+        self, optimizer: str, ranks: list[dict[str, Any]], count: int, tolerance: float = 1e-5
+    ) -> None:
         self.assertEqual(len(ranks), count)
         for rank in ranks[1:]:
             self.assertEqual(rank["digests"], ranks[0]["digests"], "ranks differ after some step")
         single = self._single(optimizer)
         for step, wanted in enumerate(single["losses"]):
             actual = sum(rank["losses"][step] for rank in ranks) / count
-            self.assertLessEqual(abs(actual - wanted), 1e-5 * abs(wanted), f"{optimizer} {step}")
+            difference = abs(actual - wanted)
+            self.assertLessEqual(difference, tolerance * abs(wanted), f"{optimizer} {step}")
         for result in (single, *ranks):
             self.assertGreater(result["accuracy"], 0.85, "the model has not learned the digits")
 
@@ -67,9 +72,20 @@ class ParityTest(unittest.TestCase):
     def test_accumulation_over_two_backward_passes(self) -> None:
         self._check("sgd", self._job("sgd", passes=2, nodes=2, ranks=1, aggregators=1), 2)
 
+    def test_gradients_that_travel_rounded(self) -> None:
+        """The same losses but for what rounding adds; all ranks have the same bits."""
+        [exact, *_] = self._job("sgd", nodes=2, ranks=2, aggregators=2)
+        for encoding, tolerance in (("bf16", 1e-3), ("int8", 3e-3)):
+            env = {"TALWEG_ENCODING": encoding, "TALWEG_ENCODING_BYTES_MIN": "0"}
+            with self.subTest(encoding=encoding):
+                ranks = self._job("sgd", nodes=2, ranks=2, aggregators=2, env=env)
+                self._check("sgd", ranks, 4, tolerance)
+                self.assertNotEqual(ranks[0]["digests"], exact["digests"])
+
     def test_two_runs_end_in_identical_bytes(self) -> None:
-        runs = [self._job("adam", nodes=2, ranks=2, aggregators=2) for _ in range(2)]
-        self.assertEqual(runs[0], runs[1])
+        for env in ({}, {"TALWEG_ENCODING": "int8"}):
+            runs = [self._job("adam", nodes=2, ranks=2, aggregators=2, env=env) for _ in range(2)]
+            self.assertEqual(runs[0], runs[1])
 
 
 if __name__ == "__main__":

@@ -148,10 +148,11 @@ _DATA = [
         "The largest slice (slice_bytes_max), rounded up to a multiple of 64 and at most 1 GiB; 1 MiB "
         "unless set.",
     ),
-    _none(
+    _honoured(
         "BYTEPS_MIN_COMPRESS_BYTES",
         number(0, _MANY),
         "65536",
+        "A smaller tensor travels plain (encoding_bytes_min) where TALWEG_ENCODING rounds what travels. "
         "Compression.fp16 casts every tensor.",
     ),
     _honoured(

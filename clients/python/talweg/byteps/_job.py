@@ -151,6 +151,9 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
     found = {"TALWEG_LOG_LEVEL": log_level(environment, is_server)}
     if environment.get("BYTEPS_PARTITION_BYTES"):
         found["TALWEG_SLICE_BYTES_MAX"] = str(slice_bytes(environment))
+    if environment.get("BYTEPS_MIN_COMPRESS_BYTES") and not is_server:
+        least = TABLE.number(environment, "BYTEPS_MIN_COMPRESS_BYTES")
+        found["TALWEG_ENCODING_BYTES_MIN"] = str(least)
     dealt = "" if is_server else dealing(environment)
     if dealt:
         found["TALWEG_DEALING"] = dealt

@@ -36,9 +36,15 @@ std::string Disagreement(const Agreement& first, const Agreement& other) {
   }
   const bool same_root = first.root_epoch != other.root_epoch || first.root_rank == other.root_rank;
   if (first.collective == other.collective && first.group == other.group && same_root) return "";
+  Collective as_first = other.collective;
+  as_first.encoding = first.collective.encoding;
+  const bool only_encodings = as_first == first.collective;
   return "tensor '" + first.name + "': " + first_rank + " declared " + Describe(first) + ", " +
-         other_rank + " declares " + Describe(other) +
-         ": all ranks must declare the same type, length and operation";
+         other_rank + " declares " + Describe(other) + ": " +
+         (only_encodings && first.collective != other.collective
+              ? "start all agents of the job with the same TALWEG_ENCODING and "
+                "TALWEG_ENCODING_BYTES_MIN, or declare the same encoding at all ranks"
+              : "all ranks must declare the same type, length and operation");
 }
 
 std::string DeclareProblem(const wire::Declare& declare, const view::View& view) {

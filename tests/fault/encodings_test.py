@@ -71,18 +71,18 @@ class EncodingsTest(unittest.TestCase):
     def test_agents_that_disagree(self) -> None:
         """Every rank gets an error that names both encodings."""
         with Cluster() as cluster:
-            job = Job(
-                cluster,
-                nodes=(1, 1),
-                aggregators=1,
-                program="rounded.py",
-                agent_options=[],
-                options_of_agent=lambda node: ["--encoding=int8"] if node == 1 else [],
-            )
-            for rank in job.all_ranks():
+            address = cluster.scheduler(["--in_memory"]).addresses["listen"]
+            cluster.aggregator(address, "a0", [_NETWORK])
+            own = [f"--scheduler={address}", "--min_members=2", "--max_members=2", _NETWORK]
+            ranks = []
+            for node, encoding in enumerate(("plain", "int8")):
+                place = [f"--node_rank={node}", "--rank_count=1", f"--encoding={encoding}"]
+                ranks.append(cluster.rank(cluster.agent(node, [*own, *place]), "rounded.py"))
+            for rank in ranks:
                 line = rank.wait_for("error ")
                 self.assertIn("Mismatch", line)
                 self.assertIn("sum encoded as int8", line)
+                self.assertIn("TALWEG_ENCODING", line)
 
     def test_an_aggregator_dies(self) -> None:
         """The others cut its slices anew. The survivors go on with the right sums."""

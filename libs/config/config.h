@@ -115,7 +115,7 @@ struct AgentConfig : ProcessConfig {
   bool not_after_finish = false;  // Begins no job if the newest of that name has finished.
   LossPolicy loss_policy = LossPolicy::kFailJob;
   uint64_t slice_bytes_max = kMiB;
-  Dealing dealing;                   // How slices are dealt to aggregators.
+  Dealing dealing;                       // How slices are dealt to aggregators.
   Encoding encoding = Encoding::kPlain;  // How large sums and averages of f32 travel.
   uint64_t encoding_bytes_min = 64 * kKiB;
   uint64_t credit_bytes = 8 * kMiB;  // Upper bound on what aggregators grant.

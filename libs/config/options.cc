@@ -244,10 +244,11 @@ std::vector<Option<AgentConfig>> AgentOptions() {
           "How slices are dealt to aggregators: runs of each tensor by weight (striped), or by a "
           "hash of each slice's key, as docs/protocol.md has them. The same at all agents of a "
           "job."),
-      Make<C>("encoding", &C::encoding, EncodingChoice{},
-              "How sums and averages of f32 travel between nodes: rounded to bf16, half the bytes, "
-              "or to int8, a quarter (docs/arithmetic.md). The same at all agents of a job. Tensors "
-              "on GPUs then go through host memory."),
+      Make<C>(
+          "encoding", &C::encoding, EncodingChoice{},
+          "How sums and averages of f32 travel between nodes: rounded to bf16, half the bytes, "
+          "or to int8, a quarter (docs/arithmetic.md). The same at all agents of a job. Tensors "
+          "on GPUs then go through host memory."),
       Make<C>("encoding_bytes_min", &C::encoding_bytes_min, Bytes{0, 16 * kGiB},
               "A tensor with fewer bytes travels plain, whatever encoding says. The same at all "
               "agents of a job."),

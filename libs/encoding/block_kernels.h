@@ -67,8 +67,8 @@ struct BlockKernels {
       places[lane] = first_place + static_cast<uint32_t>(lane);
     }
     for (size_t i = 0; i < kBlockFloats; i += kLanes) {
-      const auto drawn = __builtin_convertvector(__builtin_bit_cast(Numbers, Drawn(places, key)),
-                                                 Floats);
+      const auto drawn =
+          __builtin_convertvector(__builtin_bit_cast(Numbers, Drawn(places, key)), Floats);
       const Floats scaled = Load<Floats>(block + i * sizeof(float)) * inverse + 128.0f;
       Numbers numbers = __builtin_convertvector(scaled + drawn * 0x1p-16f, Numbers) - 128;
       numbers = numbers > kLevels ? Numbers{} + kLevels : numbers;

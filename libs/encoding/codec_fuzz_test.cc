@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Any bytes are an encoding of some data, or are refused. What was decoded can be encoded, and is
-// then decoded to the same, or to what the encoding rounds it to. The input's first byte says which encoding, its second how long the
-// data is for each byte that is encoded.
+// then decoded to the same, or to what the encoding rounds it to. The input's first byte says which
+// encoding, its second how long the data is for each byte that is encoded.
 
 #include "libs/encoding/codec.h"
 

@@ -58,8 +58,8 @@ TEST_CASE("Each encoding that does not round gives back what was encoded", "[enc
 }
 
 TEST_CASE("Nothing takes nothing", "[encoding]") {
-  for (const Encoding encoding : {Encoding::kPlain, Encoding::kRuns, Encoding::kTwice,
-                                  Encoding::kBf16, Encoding::kInt8}) {
+  for (const Encoding encoding :
+       {Encoding::kPlain, Encoding::kRuns, Encoding::kTwice, Encoding::kBf16, Encoding::kInt8}) {
     CHECK(Encoded(encoding, {}).empty());
     CheckBack(encoding, {});
   }

@@ -22,7 +22,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 using Floats = std::vector<float>;
 using Buffer = std::vector<std::byte>;
 
-std::span<const std::byte> BytesOf(const Floats& floats) { return std::as_bytes(std::span(floats)); }
+std::span<const std::byte> BytesOf(const Floats& floats) {
+  return std::as_bytes(std::span(floats));
+}
 
 Buffer AsInt8(const Floats& floats, uint64_t seed = 1, reduce::Isa isa = reduce::BestIsa()) {
   Buffer out(floats.size() * 4);

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 
+
 def global_symbols(path: str) -> list[str]:
     """Names of the symbols that `path` defines and that are not local to it."""
     listing = subprocess.run(

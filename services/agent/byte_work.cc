@@ -91,8 +91,7 @@ void ByteWork::Encode(const pipeline::ReduceSlice& reduce) {
   const std::span<std::byte> plain = std::span(scratch_).first(target.length_bytes);
   Combine(reduce, plain);
   target.length_bytes = static_cast<uint32_t>(collective.travel_bytes_max(plain.size()));
-  const uint64_t seed =
-      encoding::SeedOf(target.round, target.offset_bytes, parts_.node.value());
+  const uint64_t seed = encoding::SeedOf(target.round, target.offset_bytes, parts_.node.value());
   const auto travel_bytes = static_cast<uint32_t>(
       parts_.codec->Encode(collective.encoding, seed, plain, parts_.memory->Writable(target)));
   bytes_reduced_ += plain.size() * reduce.inputs.size();

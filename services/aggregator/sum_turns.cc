@@ -78,8 +78,7 @@ SumOutcome SumMaker::MakeEncoded(const PendingSum& sum, SliceSum& slice) {
   summer_->Sum(slice);
   const std::span<std::byte> result =
       sum.result.bytes().subspan(sum.offset_bytes, TravelBytesMax(sum.encoding, sum.length_bytes));
-  const uint64_t seed =
-      encoding::SeedOf(sum.id.round, sum.offset_bytes, encoding::kSumGiver);
+  const uint64_t seed = encoding::SeedOf(sum.id.round, sum.offset_bytes, encoding::kSumGiver);
   return {.travel_bytes = codec_->Encode(sum.encoding, seed, plain(sum.inputs.size()), result)};
 }
 

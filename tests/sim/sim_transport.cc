@@ -93,8 +93,7 @@ bool CellCodec::Decode(Encoding encoding, std::span<const std::byte> encoded,
     for (size_t i = 0; i < count; ++i) {
       if (cell(i) != ~cell(count + i)) return false;
     }
-  } else if (IsRuns(encoding) && count > kRunCells &&
-             encoded.size() == kRunCells * kCellBytes) {
+  } else if (IsRuns(encoding) && count > kRunCells && encoded.size() == kRunCells * kCellBytes) {
     fill([&](size_t i) { return cell(0) + i * cell(1); });
     return true;
   } else if (encoded.size() != plain.size()) {

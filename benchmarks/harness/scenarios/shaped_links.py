@@ -22,6 +22,8 @@ TITLE = "Shaped links"
 _OF_OPTIMUM = 1.05
 _OF_GLOO = 1.4
 _AS_INT8 = 0.3  # 65 of 256 bytes travel.
+# Where links carry more, eight hosts on two cores are the bottleneck as soon as so little travels.
+_AS_INT8_MEGABITS = 100
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def bars(links: Links, results: list[Result]) -> list[Bar]:
     text = f"{links.setting}, {ours.case}: time over the optimum"
     found.append(Bar(text, f"<= {_OF_OPTIMUM}", over, over <= _OF_OPTIMUM))
     rounded = find(results, links.setting, case, TALWEG_INT8)
-    if rounded is not None:
+    if rounded is not None and links.megabits_per_s <= _AS_INT8_MEGABITS:
         share = rounded.median_s / ours.median_s
         text = f"{links.setting}, {ours.case}: time as int8 over that of f32"
         found.append(Bar(text, f"<= {_AS_INT8}", share, share <= _AS_INT8))

@@ -385,13 +385,9 @@ typedef enum talweg_encoding TALWEG_ANY_INT {
   /* Twice, the second time inverted. A contribution that was damaged on the way ends its round with
    * TALWEG_MISMATCH. */
   TALWEG_TWICE = 2,
-  /* The next two round, and are for sums and averages of f32. Each node's contribution is rounded,
-   * they are summed in f32, and the sum is rounded. All ranks get the same bits.
-   *
-   * To bfloat16, to nearest: half the bytes. */
+  /* For sums and averages of f32. Contributions and sums travel rounded (docs/arithmetic.md), in
+   * half the bytes or a quarter. */
   TALWEG_AS_BF16 = 3,
-  /* To 8 bits in blocks of 256 elements, up or down at random, so that the mean is the element: a
-   * quarter of the bytes. An element is off by less than 1/127 of the greatest of its block. */
   TALWEG_AS_INT8 = 4
 } talweg_encoding;
 

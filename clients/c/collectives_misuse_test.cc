@@ -151,8 +151,12 @@ TEST_CASE("A declaration that makes no collective is refused with the reason") {
     text = "dtype 257";
   }
   SECTION("There is no such encoding") {
-    c.encoding = static_cast<talweg_encoding>(3);
-    text = "there is no encoding 3";
+    c.encoding = static_cast<talweg_encoding>(99);
+    text = "there is no encoding 99";
+  }
+  SECTION("An encoding that rounds, for what is copied") {
+    c.encoding = TALWEG_AS_INT8;
+    text = "the encoding int8 rounds, and is for sums and averages of f32, not for i32 copy";
   }
   SECTION("The encoding is out of range") {
     c.encoding = static_cast<talweg_encoding>(257);

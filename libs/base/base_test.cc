@@ -171,6 +171,14 @@ TEST_CASE("Collective: a combination that is no collective is refused with the r
   CHECK_THAT(Problem(wrong), Catch::Contains("broadcast copies, and has no sum"));
   wrong = Collective::Of(DType::kI32, Op::kAverage, 5);
   CHECK_THAT(Problem(wrong), Catch::Contains("average is not defined for i32"));
+  for (const auto& [dtype, op] : {std::pair{DType::kF64, Op::kSum}, {DType::kF32, Op::kMax}}) {
+    wrong = Collective::Of(dtype, op, 5);
+    wrong.encoding = Encoding::kInt8;
+    CHECK_THAT(Problem(wrong), Catch::Contains("int8 rounds, and is for sums and averages of f32"));
+  }
+  wrong = Collective::Of(DType::kF32, Op::kAverage, 5);
+  wrong.encoding = Encoding::kBf16;
+  CHECK(Problem(wrong).empty());
   wrong = Collective::Of(DType{77}, Op::kSum, 5);
   CHECK_THAT(Problem(wrong), Catch::Contains("no dtype 77"));
 }

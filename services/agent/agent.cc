@@ -12,6 +12,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/counted.h"
+#include "libs/base/encoding.h"
 #include "libs/config/ready.h"
 #include "libs/rpc/call_gate.h"
 #include "libs/rpc/secret.h"
@@ -87,6 +88,11 @@ absl::Status Agent::Open() {
     TALWEG_RETURN_IF_ERROR(
         loop_->AddDescriptor(gpus_->stage().WaitDescriptor(), EPOLLIN,
                              [this](uint32_t) { gpus_->stage().DrainWakeups(); }));
+  }
+  if (!standalone() && config_.encoding != Encoding::kPlain) {
+    telemetry::Log(telemetry::LogLevel::kInfo, "sums and averages of f32 travel as ",
+                   EncodingName(config_.encoding), " from ", config_.encoding_bytes_min,
+                   " bytes on");
   }
   TALWEG_RETURN_IF_ERROR(OpenAdmin());
   driver_->SetLink(standalone() ? MakeAloneLink() : MakeMemberLink());

@@ -21,7 +21,7 @@ _LEVELS = 127
 
 def _levels_of(given: np.ndarray) -> np.ndarray:
     """Returns for each number the distance between two numbers that 8 bits can say there."""
-    padded = np.zeros(-(-given.size // _BLOCK) * _BLOCK, np.float32)
+    padded: np.ndarray = np.zeros(-(-given.size // _BLOCK) * _BLOCK, np.float32)
     padded[: given.size] = np.abs(given)
     levels = padded.reshape(-1, _BLOCK).max(1) / _LEVELS
     return np.asarray(np.repeat(levels, _BLOCK)[: given.size])

@@ -110,6 +110,9 @@ def check_no_calls() -> None:
     )
     expect(talweg.InvalidArgument, "no dimensions", tw.all_gather, jnp.ones(()), "scalar")
     expect(talweg.InvalidArgument, "complex64", tw.push_pull, x.astype(np.complex64), "complex")
+    key = {"dropout": jax.random.key(0)}
+    expect(talweg.InvalidArgument, "['dropout'] has random keys", tw.push_pull, key, "keys")
+    expect(talweg.InvalidArgument, "no dimensions", tw.all_gather, key, "one key")
     expect(talweg.InvalidArgument, "int4", tw.all_gather, x.astype(jnp.int4), "int4")
     expect(talweg.Unsupported, "average", tw.push_pull, x.astype(np.int32), "average of integers")
     expect(talweg.InvalidArgument, "root_rank is 99", tw.broadcast, x, 99)

@@ -206,6 +206,25 @@ def check_copied_dtypes() -> None:
         same(tw.all_gather(mine, f"copied.{np.dtype(dtype).name}"), np.concatenate(every))
 
 
+def check_random_keys() -> None:
+    """Keys are copied as what they are, also beside arrays, and rows of keys are rows."""
+    size, rank = tw.size(), tw.rank()
+
+    def same_keys(result: Any, expected: Any) -> None:
+        assert result.dtype == expected.dtype and result.shape == expected.shape, result
+        same(jax.random.key_data(result), jax.random.key_data(expected))
+
+    for wrap in _EAGER_AND_JIT:
+        for name in ("keys", None):
+            tree = {"dropout": jax.random.key(rank), "kernel": jnp.full(3, rank)}
+            copied = wrap(functools.partial(tw.broadcast, root_rank=size - 1, name=name))(tree)
+            same_keys(copied["dropout"], jax.random.key(size - 1))
+            same(copied["kernel"], jnp.full(3, size - 1))
+        wide = [jax.random.split(jax.random.key(each, impl="rbg"), 2) for each in range(size)]
+        call = wrap(functools.partial(tw.all_gather, name="rows of keys"))
+        same_keys(call(wide[rank]), jnp.concatenate(wide))
+
+
 def check_sets() -> None:
     chosen = tw.ProcessSet({0, tw.size() - 1})
     every = all_of((5,))

@@ -23,6 +23,7 @@ from talweg.errors import InvalidArgument
 from talweg.jax import _library, _unnamed
 from talweg.jax._errors import talweg_errors
 from talweg.jax._primitive import Comparison, Round
+from talweg.jax._random_keys import holds_keys, with_keys, words_of
 from talweg.jax._rounds import (
     Plan,
     Started,
@@ -61,6 +62,8 @@ def _name_in(tree_name: str, path: Any, kind: Kind) -> str:
 class _Group:
     """The rounds of one call, as a program performs them."""
 
+    given: list[Any]
+    # What is sent: the given arrays, or the words of random keys.
     arrays: list[Any]
     structure: Any
     rounds: list[Round]
@@ -92,7 +95,13 @@ def _plan(
     if ROOT in (kind.gives, kind.gets):
         group.require_root(root_rank, kind.name)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    arrays = [_as_array(leaf, operation or kind.name) for _, leaf in leaves]
+    given = [_as_array(leaf, operation or kind.name) for _, leaf in leaves]
+    arrays = []
+    for (path, _), array in zip(leaves, given):
+        if holds_keys(array):
+            place = jax.tree_util.keystr(path)
+            array = words_of(array, place, kind, group, operation or kind.name)
+        arrays.append(array)
     # Large arrays leave first.
     by_size = sorted(range(len(arrays)), key=lambda at: (arrays[at].size, -at))
     more = {at: extra for extra, at in enumerate(by_size)}
@@ -112,13 +121,14 @@ def _plan(
         comparison = dataclasses.replace(comparison, round=in_view(comparison.round, view))
     key = (_unnamed.KEY if name is None else name) + group.suffix
     rounds = [in_view(each, view) for each in rounds]
-    return _Group(arrays, structure, rounds, key, comparison, group.size)
+    return _Group(given, arrays, structure, rounds, key, comparison, group.size)
 
 
 def _call(*arguments: Any, **options: Any) -> Any:
     """Plans the call's rounds and performs them."""
     group = _plan(*arguments, **options)
     results = run(group.arrays, group.rounds, group.key, group.comparison, group.size)
+    results = [with_keys(*each) for each in zip(group.given, results)]
     return jax.tree_util.tree_unflatten(group.structure, results)
 
 

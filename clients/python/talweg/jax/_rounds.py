@@ -62,7 +62,8 @@ def _copied_dtype(dtype: np.dtype, operation: str) -> tuple[DType, int]:
     return (known, 1) if known is not None else (DType.U8, dtype.itemsize)
 
 
-def _require_rows(shape: Sequence[int], kind: Kind) -> int:
+def require_rows(shape: Sequence[int], kind: Kind) -> int:
+    """Returns the length of the first dimension. Raises InvalidArgument if there is none."""
     if not shape:
         raise InvalidArgument(
             f"{kind.name}: an array of no dimensions has no rows: use array.reshape(1)"
@@ -102,7 +103,7 @@ def plan_round(
         parts, row_shape = [1], shape
         given, got = parts, parts
     else:
-        rows, row_shape = _require_rows(shape, kind), shape[1:]
+        rows, row_shape = require_rows(shape, kind), shape[1:]
         if kind is ALL_TO_ALL:
             given = list(given_rows or [])
             got = list(got_rows or [])

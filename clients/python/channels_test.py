@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 import unittest
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from talweg._client.deadlines import Deadlines
 from talweg._collectives.channels import Channel, Job, Steps, Wait
@@ -141,6 +143,65 @@ class ChannelsTest(unittest.TestCase):
         self.assertTrue(self.channel.look(job))
         self.assertEqual(job.results, [1])
         self.assertEqual(self.rounds.called, [])
+
+    def test_an_interrupt_while_a_call_pushes_comes_when_the_call_is_noted(self) -> None:
+        def call() -> int:
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C.
+            return 7
+
+        with self.assertRaises(KeyboardInterrupt):
+            self.channel.run_first(call, lambda round_: self._job((round_,)))
+        self.assertEqual(self.channel.calls, 1)
+        following = self._job((8,))
+        self.channel.submit(following)
+        self.rounds.end(7)
+        self.rounds.end(8)
+        self.assertTrue(self.channel.finish(following, time.monotonic() + 30))
+        self.assertEqual(self.rounds.taken, [7, 8])
+
+    def test_an_interrupted_step_is_not_cut_off(self) -> None:
+        def steps() -> Steps:
+            signal.raise_signal(signal.SIGINT)
+            yield Wait(0, 1, 0, 0)
+            signal.raise_signal(signal.SIGINT)
+            yield Wait(0, 2, 0, 0)
+            return "both"
+
+        job = Job(self.channel, [steps])
+        with self.assertRaises(KeyboardInterrupt):
+            self.channel.submit(job)
+        self.rounds.over[1] = None
+        with self.assertRaises(KeyboardInterrupt):
+            self.channel.finish(job)
+        self.rounds.end(2)
+        self.assertTrue(self.channel.finish(job))
+        self.assertEqual((job.results, job.failure), (["both"], None))
+
+    def test_an_interrupt_that_cuts_a_step_off_ends_the_call_with_an_error(self) -> None:
+        def steps() -> Steps:
+            raise KeyboardInterrupt  # As a push that waits for room does.
+            yield
+
+        job = Job(self.channel, [steps])
+        with self.assertRaises(KeyboardInterrupt):
+            self.channel.submit(job)
+        self.assertTrue(self.channel.finish(job))
+        self.assertIsInstance(job.failure, Aborted)
+
+    def test_an_interrupt_ends_a_wait_and_the_next_wait_goes_on(self) -> None:
+        job = self._job((1,))
+        self.channel.submit(job)
+        wait_parts = self.rounds.wait_parts
+
+        def interrupted(*arguments: Any) -> bool:
+            signal.raise_signal(signal.SIGINT)
+            return wait_parts(*arguments)
+
+        with mock.patch.object(self.rounds, "wait_parts", interrupted):
+            with self.assertRaises(KeyboardInterrupt):
+                self.channel.finish(job)
+        self.rounds.end(1)
+        self.assertTrue(self.channel.finish(job))
 
     def _limited(self, limit_s: float) -> Job:
         """Waits for round 1 so long at most, and then for round 2."""

@@ -103,6 +103,10 @@ class C10dTest(unittest.TestCase):
         job.run(job.command("c10d_messages.py", ranks=3, forks=self.forks))
         job.run(job.command("c10d_messages.py", nodes=3, ranks=1, aggregators=1, forks=self.forks))
 
+    def test_calls_that_are_interrupted(self) -> None:
+        for nodes, ranks in ((1, 2), (2, 1)):
+            job.run(job.command("c10d_interrupted.py", nodes=nodes, ranks=ranks, forks=self.forks))
+
     def test_senders_that_leave(self) -> None:
         job.run(job.command("c10d_any_source.py", ranks=3, forks=self.forks))
         job.run(

@@ -18,6 +18,7 @@ ROOMS = (
     "_call_site",
     "_frameworks",
     "_at_exit",
+    "_interrupts",
     "_declaration",
     "_arguments",
     "_programs",

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from talweg import _interrupts
+
 
 class _Channel(Protocol):
     def attend(self) -> None: ...
@@ -28,6 +30,7 @@ class Attention:
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
+        _interrupts.deliver()
         # Carrying on a call may itself wait, and come back here.
         if not self._channels or not self._lock.acquire(blocking=False):
             return

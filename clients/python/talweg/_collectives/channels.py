@@ -19,6 +19,7 @@ does not rest between the two. No thread belongs to a channel:
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import time
 from collections import deque
@@ -27,10 +28,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from talweg import _interrupts
 from talweg._client import Client
 from talweg._collectives.process_sets import Group
 from talweg._declaration import DType, Op
-from talweg.errors import Mismatch, TalwegError, Timeout
+from talweg.errors import Aborted, Mismatch, TalwegError, Timeout
 
 
 @dataclass(eq=False)
@@ -102,23 +104,24 @@ class Channel:
 
     def submit(self, job: Job, is_async: bool = True) -> None:
         """Begins `job` if it is the first. `is_async`: perhaps nobody waits for it soon."""
-        with self._lock:
-            self._jobs.append(job)
-            self.calls += job.call_count
-        if self._carrying.acquire(blocking=False):
-            try:
-                if self._jobs and self._jobs[0] is job:
-                    job.begin()
-                    self._drop_done()
-                else:
-                    self._begin_second()
-                if is_async:
-                    self._see_to_rest()
-            finally:
-                self._let_go()
-        elif is_async:
-            # Who carries the others on may be gone before it has seen this one.
-            self.client.completions.call(self._carry_what_is_over)
+        with _interrupts.held:
+            with self._lock:
+                self._jobs.append(job)
+                self.calls += job.call_count
+            if self._carrying.acquire(blocking=False):
+                try:
+                    if self._jobs and self._jobs[0] is job:
+                        job.begin()
+                        self._drop_done()
+                    else:
+                        self._begin_second()
+                    if is_async:
+                        self._see_to_rest()
+                finally:
+                    self._let_go()
+            elif is_async:
+                # Who carries the others on may be gone before it has seen this one.
+                self.client.completions.call(self._carry_what_is_over)
 
     def run_first(self, call: Callable[[], int], later: Callable[[int], Job]) -> Job | None:
         """Makes a call on this thread if no other call is open, else returns None.
@@ -126,28 +129,29 @@ class Channel:
         `call` pushes its only round. It returns 0 when the round is over, else that round. In the
         second case the job that `later` makes of it comes before jobs submitted meanwhile.
         """
-        if self._jobs or not self._carrying.acquire(blocking=False):
-            return None
-        try:
-            if self._jobs:
+        with _interrupts.held:
+            if self._jobs or not self._carrying.acquire(blocking=False):
                 return None
-            round_ = call()
-            with self._lock:
-                self.calls += 1
-            if round_ == 0:
-                return self._over
-            job = later(round_)
-            with self._lock:
-                self._jobs.appendleft(job)
-            job.begin()
-            return job
-        except Exception as failure:
-            self.has_failed = True
-            return Job.failed(self, failure)
-        finally:
-            if self._jobs:
-                self._see_to_rest()
-            self._let_go()
+            try:
+                if self._jobs:
+                    return None
+                round_ = call()
+                with self._lock:
+                    self.calls += 1
+                if round_ == 0:
+                    return self._over
+                job = later(round_)
+                with self._lock:
+                    self._jobs.appendleft(job)
+                job.begin()
+                return job
+            except Exception as failure:
+                self.has_failed = True
+                return Job.failed(self, failure)
+            finally:
+                if self._jobs:
+                    self._see_to_rest()
+                self._let_go()
 
     def end_before_control_round(self) -> None:
         """Notes that a submitted call has ended before its control round, at every rank alike."""
@@ -189,15 +193,15 @@ class Channel:
         `end` before.
         """
         while not job.done:
-            left = -1.0 if end is None else max(0.0, end - time.monotonic())
-            if not self._carrying.acquire(timeout=left):
-                return job.done
-            try:
-                while not job.done and self._carry_first(end):
-                    self._drop_done()
-            finally:
-                self._see_to_rest()
-                self._let_go()
+            with _interrupts.held:
+                left = _SLICE_S if end is None else max(0.0, end - time.monotonic())
+                if self._carrying.acquire(timeout=min(left, _SLICE_S)):
+                    try:
+                        while not job.done and self._carry_first(end):
+                            self._drop_done()
+                    finally:
+                        self._see_to_rest()
+                        self._let_go()
             if end is not None and time.monotonic() >= end:
                 break
         return job.done
@@ -216,36 +220,38 @@ class Channel:
 
     def look(self, job: Job) -> bool:
         """Carries on calls as far as possible without waiting. Returns whether `job` is done."""
-        if not job.done and self._carrying.acquire(blocking=False):
-            try:
-                self._carry_over()
-                self._see_to_rest()
-            finally:
-                self._let_go()
+        if not job.done:
+            self._look()
         return job.done
 
     def attend(self) -> None:
         """Does the same as look(), for a thread that waits for other ranks elsewhere."""
-        if self._jobs and self._carrying.acquire(blocking=False):
-            try:
-                self._carry_over()
-                self._see_to_rest()
-            finally:
-                self._let_go()
+        if self._jobs:
+            self._look()
+
+    def _look(self) -> None:
+        with _interrupts.held:
+            if self._carrying.acquire(blocking=False):
+                try:
+                    self._carry_over()
+                    self._see_to_rest()
+                finally:
+                    self._let_go()
 
     def call_when_done(self, job: Job, call: Callable[[], None]) -> None:
         """Has another thread make `call`, which may block, when `job` is done."""
-        with self._lock:
-            if not job.done:
-                job.calls.append(call)
-                call = self._carry_what_is_over
-        if call != self._carry_what_is_over or not self._carrying.acquire(blocking=False):
-            self.client.completions.call(call)
-            return
-        try:
-            self._see_to_rest()
-        finally:
-            self._let_go()
+        with _interrupts.held:
+            with self._lock:
+                if not job.done:
+                    job.calls.append(call)
+                    call = self._carry_what_is_over
+            if call != self._carry_what_is_over or not self._carrying.acquire(blocking=False):
+                self.client.completions.call(call)
+                return
+            try:
+                self._see_to_rest()
+            finally:
+                self._let_go()
 
     # ----- With _carrying -----
 
@@ -275,6 +281,7 @@ class Channel:
             self._begin_second()
             if not first.carry_on(end):
                 return False
+            _interrupts.deliver()
         return True
 
     def _carry_over(self) -> None:
@@ -322,16 +329,17 @@ class Channel:
 
     def _carry_what_is_over(self) -> None:
         """Does the work of a completion thread. Waits for nothing."""
-        self._told = True
-        while self._told and self._carrying.acquire(blocking=False):
-            try:
-                self._told = False
-                if self._jobs:
-                    self._jobs[0].watched = None
-                self._carry_over()
-                self._see_to_rest()
-            finally:
-                self._carrying.release()
+        with _interrupts.held:
+            self._told = True
+            while self._told and self._carrying.acquire(blocking=False):
+                try:
+                    self._told = False
+                    if self._jobs:
+                        self._jobs[0].watched = None
+                    self._carry_over()
+                    self._see_to_rest()
+                finally:
+                    self._carrying.release()
 
 
 class Job:
@@ -401,9 +409,15 @@ class Job:
             if mismatch.ends_all:
                 self._left.clear()
         except Exception as failure:
-            self.failure = self.failure or failure
-            self.channel.has_failed = True
-            self._left.clear()
+            self._fail(failure)
+        except BaseException:  # A signal's handler has raised it.
+            if not self._is_cut_off():
+                raise  # The call can be carried on.
+            self._fail(Aborted("the call was interrupted while this rank pushed it"))
+            self._steps = self.waits_for = None
+            self._end()
+            self.done = True
+            raise
         self._steps = self.waits_for = None
         if self._left:
             self._left.popleft()
@@ -411,6 +425,17 @@ class Job:
             self._end()
             self.done = True
         return True
+
+    def _fail(self, failure: BaseException) -> None:
+        self.failure = self.failure or failure
+        self.channel.has_failed = True
+        self._left.clear()
+
+    def _is_cut_off(self) -> bool:
+        """Whether the call's steps have ended with what they raised."""
+        return (
+            self._steps is not None and inspect.getgeneratorstate(self._steps) == inspect.GEN_CLOSED
+        )
 
     def _end(self) -> None:
         """Ends the job, just before it is `done`. Called by the thread that carries it on."""

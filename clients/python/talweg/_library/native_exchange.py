@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from talweg import _interrupts
 from talweg._library.native_arguments import checked_priority
 from talweg._library.native_structures import ExchangeCall
 
@@ -132,6 +133,7 @@ class ExchangeCalls:
                 return True
             if round_.value != 0:
                 return False
+            _interrupts.deliver()
 
     def finish_exchange(self, tensor: int, call: Any, alike_at: Any) -> None:
         """Calls talweg_finish_exchange, for a round that wait_parts() has taken."""

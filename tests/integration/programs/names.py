@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import talweg
@@ -426,6 +428,35 @@ def test_calls_that_end_before_their_rounds() -> None:
                     talweg.barrier()
                 call()
                 call()
+
+
+def test_calls_that_are_interrupted_while_they_push() -> None:
+    """Ctrl-C comes while the library pushes. The call is then made, and its round ends by itself."""
+    connection = _client.current().connection
+
+    def interrupted(push: Callable[..., int]) -> Callable[..., int]:
+        def call(*arguments: Any, **options: Any) -> int:
+            round_ = push(*arguments, **options)
+            signal.raise_signal(signal.SIGINT)
+            return round_
+
+        return call
+
+    for count in (4, 300_000):
+        for call, _ in _calls_that_block(f"interrupted {count}", count):
+            if "group" in repr(call):  # The interrupt parts the calls of a group.
+                continue
+            call()
+            if talweg.rank() > 0:
+                call()
+            else:
+                with contextlib.ExitStack() as stack:
+                    for name in ("push_pull", "push_parts"):
+                        patched = interrupted(getattr(connection, name))
+                        stack.enter_context(mock.patch.object(connection, name, patched))
+                    _raises(KeyboardInterrupt, call)
+            call()
+            call()
 
 
 def test_a_round_that_was_left_and_differs() -> None:

@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from talweg import _interrupts
 from talweg._call_site import CallSite, call_site
 from talweg._client import Client, Declared, Handle
 from talweg._collectives import compared, one_call
@@ -195,12 +196,15 @@ class _SettledRound(Handle):
 
 def repeat(client: Client, declared: Declared, address: int, priority: int, tensor: Any) -> Handle:
     """Does the same as start(), faster, for a settled name among all ranks and in place."""
-    try:
-        round_ = client.push_round(declared, address, priority)
-    except Mismatch as mismatch:
-        return _failed(client, declared.name, disagreed(client, declared, mismatch))
-    name, number = declared.name, declared.tensor
-    return _SettledRound(client, number, round_, name, address, tensor, tensor, declared=declared)
+    with _interrupts.held:  # A handle that an interrupt then drops is a round that is left.
+        try:
+            round_ = client.push_round(declared, address, priority)
+        except Mismatch as mismatch:
+            return _failed(client, declared.name, disagreed(client, declared, mismatch))
+        name, number = declared.name, declared.tensor
+        return _SettledRound(
+            client, number, round_, name, address, tensor, tensor, declared=declared
+        )
 
 
 @dataclass(eq=False)
@@ -261,23 +265,24 @@ def _push_declared(client: Client, declared: Declared, brought: Brought, call: s
     scaled: Any = None
     if factors.prescale != 1.0:
         scaled, address = factors.scaled(client, declaration.dtype, address, declaration.nbytes)
-    try:
-        round_ = client.push_round(declared, address, brought.priority)
-    except Mismatch as mismatch:
-        return _failed(client, declared.name, disagreed(client, declared, mismatch))
-    scale = factors.after(client, declaration.dtype, brought.out_address, declaration.count)
-    return _SettledRound(
-        client,
-        declared.tensor,
-        round_,
-        declared.name,
-        brought.out_address,
-        brought.result,
-        (brought.keep, scaled),
-        _both(scale, brought.finish),
-        declared=declared,
-        call=call,
-    )
+    with _interrupts.held:  # A handle that an interrupt then drops is a round that is left.
+        try:
+            round_ = client.push_round(declared, address, brought.priority)
+        except Mismatch as mismatch:
+            return _failed(client, declared.name, disagreed(client, declared, mismatch))
+        scale = factors.after(client, declaration.dtype, brought.out_address, declaration.count)
+        return _SettledRound(
+            client,
+            declared.tensor,
+            round_,
+            declared.name,
+            brought.out_address,
+            brought.result,
+            (brought.keep, scaled),
+            _both(scale, brought.finish),
+            declared=declared,
+            call=call,
+        )
 
 
 def _failed(client: Client, name: str, mismatch: Mismatch) -> Handle:

@@ -11,6 +11,7 @@ import unittest
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import byteps
 import horovod
@@ -72,6 +73,13 @@ class MissingFrameworksTest(unittest.TestCase):
                 root = full.partition(".")[0]
                 self.assertRegex(text, rf"^{root}[.].* needs {framework}, ")
                 self.assertTrue(text.endswith(f"{sys.executable} -m pip install {packages}"), text)
+
+    def test_keras_on_another_backend_than_tensorflow(self) -> None:
+        """Keras is there then, and TensorFlow need not be."""
+        with mock.patch.dict(sys.modules, {"keras": ModuleType("keras")}):
+            for name in ("horovod.keras", "byteps.keras"):
+                text = self._error_of(f"talweg.{name}")
+                self.assertRegex(text, rf"^talweg.{name} needs TensorFlow, .* install tensorflow$")
 
     def test_every_module(self) -> None:
         refused = 0

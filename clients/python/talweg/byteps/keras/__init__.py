@@ -12,6 +12,7 @@ from talweg._frameworks import needed_by as _needed_by
 
 with _needed_by(__name__):
     import keras
+    import tensorflow as _tensorflow  # noqa: F401  # Keras may run on another backend.
 
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403

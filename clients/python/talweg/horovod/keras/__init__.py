@@ -9,6 +9,7 @@ from talweg._frameworks import needed_by as _needed_by
 
 with _needed_by(__name__):
     import keras
+    import tensorflow as _tensorflow  # noqa: F401  # Keras may run on another backend.
 
 from talweg.horovod.common import surface
 from talweg.horovod.common.process_sets import ProcessSet, global_process_set

@@ -4,11 +4,12 @@
     init_again.py DIRECTORY
 
 The last rank leaves each job when the first one is about to join the next job. So the first ranks
-come back before their agents have ended.
+come back before their agents have ended. A job that the rank has left keeps no memory of its.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import talweg
 
 _DEADLINE_S = 100.0
+_MEMORY = "/memfd:talweg"
 
 
 def _await(path: Path) -> None:
@@ -24,6 +26,11 @@ def _await(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end, path
         time.sleep(0.005)
+
+
+def _mapped() -> list[str]:
+    """Returns what this process has mapped of memory that it shares with its agent."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if _MEMORY in line]
 
 
 def main() -> None:
@@ -36,11 +43,14 @@ def main() -> None:
         total = talweg.push_pull(own, op=talweg.Op.SUM, name="x")
         assert (total == size * (size + 1) / 2).all(), total
         talweg.barrier()
+        assert _mapped()
         if rank == 0:
             (directory / str(number)).touch()
         if rank == size - 1:
             _await(directory / str(number))
         talweg.shutdown()
+        gc.collect()
+        assert not _mapped(), _mapped()
     print("done", flush=True)
 
 

@@ -196,6 +196,7 @@ class Client:
         if self.attachment is not None:
             self.attachment.leave()
             self.attachment = None
+        self.connection.retire()
 
     def _push_rest(self) -> None:
         """Pushes the rounds that other ranks wait for, of calls that no caller has waited for."""

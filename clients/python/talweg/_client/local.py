@@ -68,6 +68,9 @@ class LocalConnection(native.Connection):
     def handle(self) -> int:
         return 0
 
+    def retire(self) -> None:
+        """Does nothing: there is no memory of an agent's."""
+
     def close(self, timeout_s: float = 5.0) -> None:
         self._closed = True
 

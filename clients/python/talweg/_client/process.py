@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from talweg.errors import NotInitialized
 
 _current: Client | None = None
 _current_lock = threading.Lock()
+_has_left = False  # This process has had a client, and has left its job.
 
 
 def _renew_lock() -> None:
@@ -52,11 +54,14 @@ def connect(
     world: World | None = None,
 ) -> Client:
     """Makes this process's client. A second call returns the same client."""
-    global _current
+    global _current, _has_left
     with _current_lock:
         client = _current
         late.explain()
         if client is None or client.is_inherited:
+            if _has_left:  # The client before, whose memory is as much as this one's, is in cycles.
+                gc.collect()
+                _has_left = False
             client = _current = _connect(lambda: Client(agent_socket, timeout_s, alone, world))
             _tell_of(client)
         return client
@@ -121,13 +126,14 @@ def _connect(make: Callable[[], Client]) -> Client:
 
 def disconnect() -> None:
     """Ends this process's client, if there is one. Only forgets a client of the parent process."""
-    global _current
+    global _current, _has_left
     with _current_lock:
         client, _current = _current, None
     if client is not None and not client.is_inherited:
         if not client.is_alone:
             agents.note_left()
         client.close()
+        _has_left = True
 
 
 def current() -> Client:

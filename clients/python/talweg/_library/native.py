@@ -257,7 +257,7 @@ class Connection(ExchangeCalls, GpuCalls):
         self._library.talweg_health(self._handle)
 
     def retire(self) -> None:
-        """Marks the connection as replaced, after its agent is lost. Nothing pushes by it any more.
+        """Marks the connection as one by which nothing pushes any more: closed, or its agent lost.
 
         Its memory is freed with the last reference. Whatever shows that memory holds one, and so
         does each thread that is in a call.
@@ -314,7 +314,7 @@ class Connection(ExchangeCalls, GpuCalls):
             self.attend()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Says goodbye. The client's memory stays, as another thread may still be in a call."""
+        """Says goodbye. The memory stays until retire(): another thread may be in a call."""
         self._library.talweg_shutdown(self._handle, nanoseconds(timeout_s))
 
     def check_health(self) -> None:

@@ -118,7 +118,8 @@ struct AgentTensor {
   TensorKey key;
   TensorSpec spec;
   LocalRank declared_by;
-  bool staged = false;  // See AgentCore::OnTensorAllocated.
+  bool staged = false;     // See AgentCore::OnTensorAllocated.
+  bool allocated = false;  // It has been said whether the tensor has memory.
 
   TensorState state = TensorState::kAllocating;
   // If not kOk, the ranks have been told that the tensor has failed. While `state` is not kFailed,

@@ -97,9 +97,11 @@ void Declarations::Stage(TensorIndex index) {
 
 void Declarations::OnAllocated(TensorIndex index, const std::string& text, Effects& out) {
   AgentTensor* const tensor = tensors_->Find(index);
-  if (tensor == nullptr || tensor->state != TensorState::kAllocating) return;
-  tensor->state = TensorState::kDeclaring;
-  if (!text.empty()) {
+  if (tensor == nullptr || std::exchange(tensor->allocated, true)) return;
+  // The tensor may have failed meanwhile. Owners that have no place of it have not heard of that.
+  if (tensor->state == TensorState::kAllocating) tensor->state = TensorState::kDeclaring;
+  const bool has_failed = tensor->state == TensorState::kFailed;
+  if (!text.empty() && !has_failed) {
     failures_->FailTensor(*tensor, Status::kOverBudget, text, out);
     // Otherwise the other nodes would wait for this node's contribution for ever.
     if (!views_->standalone()) {
@@ -110,6 +112,7 @@ void Declarations::OnAllocated(TensorIndex index, const std::string& text, Effec
     return;
   }
   if (!views_->is_past_fences()) return;  // The coming view will place the tensor.
+  if (has_failed && !tensor->owners.empty()) return;
   if (const std::string problem = PlaceTensor(*views_, *tensor); !problem.empty()) {
     failures_->FailTensor(*tensor, Status::kInvalid, problem, out);
   }

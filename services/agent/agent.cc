@@ -71,11 +71,16 @@ absl::Status Agent::Open() {
   TALWEG_RETURN_IF_ERROR(OpenRankServer());
   if (!standalone()) TALWEG_RETURN_IF_ERROR(OpenTransport());
   const bool has_gpus = gpu_platform_ != nullptr;
-  driver_ = std::make_unique<AgentDriver>(DriverOptions(),
-                                          AgentDriver::Parts{.clock = &clock_,
-                                                             .ranks = rank_server_.get(),
-                                                             .transport = transport_.get(),
-                                                             .combiner = &combiner_});
+  memory_thread_ = std::make_unique<MemoryThread>([this](OrderNumber number, absl::Status status) {
+    mailbox_->Post(OrderFilled{number, std::move(status)});
+  });
+  driver_ =
+      std::make_unique<AgentDriver>(DriverOptions(),
+                                    AgentDriver::Parts{.clock = &clock_,
+                                                       .ranks = rank_server_.get(),
+                                                       .transport = transport_.get(),
+                                                       .combiner = &combiner_,
+                                                       .memory_source = memory_thread_.get()});
   if (has_gpus) {
     const bool has_cpus = loop_->spin_ns_max() > 0 && std::thread::hardware_concurrency() > 2;
     gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_), has_cpus ? kWatchGpuNs : 0,
@@ -299,6 +304,7 @@ absl::Status Agent::Run() {
   driver_->CloseMemory();
   loop_->RemoveDescriptor(rank_server_->WaitDescriptor());
   rank_server_.reset();
+  memory_thread_.reset();  // Now that it has no memory left to wait for.
   // The log has the failure's reason already.
   telemetry::Log(telemetry::LogLevel::kInfo, "ends: ",
                  driver_->end().ok() ? driver_->life().how_it_ends().text
@@ -341,6 +347,8 @@ void Agent::OnMail(Mail mail) {
           driver_->OnMemberEvent(m);
         } else if constexpr (std::is_same_v<M, HostFound>) {
           driver_->link().OnHostFound(m.connection, m.literal);
+        } else if constexpr (std::is_same_v<M, OrderFilled>) {
+          driver_->OnFilled(m.number, m.status);
         } else if constexpr (std::is_same_v<M, StopRequested>) {
           if (driver_->Stop(m.why)) admin_->SetServing("", false);
         } else if constexpr (std::is_same_v<M, StatusRequested>) {

@@ -28,6 +28,7 @@
 #include "services/agent/gpu_rounds.h"
 #include "services/agent/job_link.h"
 #include "services/agent/kernel_combiner.h"
+#include "services/agent/memory_thread.h"
 
 namespace talweg::agent {
 
@@ -46,7 +47,7 @@ struct AgentOptions {
 // talweg-agent but for main(): serves one node's ranks in one job, from joining it to its end.
 //
 // One thread, the data thread, makes, runs and destroys an Agent. Any thread may call Stop. gRPC's
-// threads only post to its mailbox.
+// threads only post to its mailbox, and so does a MemoryThread, which waits for the kernel's memory.
 class Agent final : private runtime::Poller, private GpuEvents {
  public:
   // Binds the ranks' socket and the admin port. An error names the socket or port that is taken,
@@ -85,8 +86,12 @@ class Agent final : private runtime::Poller, private GpuEvents {
     ConnectionId connection;
     absl::StatusOr<std::string> literal;
   };
+  struct OrderFilled {
+    OrderNumber number;
+    absl::Status status;
+  };
   using Mail = std::variant<rpc::MemberEvent, StopRequested, StatusRequested, SetTraceRequested,
-                            TraceRequested, HostFound>;
+                            TraceRequested, HostFound, OrderFilled>;
 
   explicit Agent(AgentOptions options);
   absl::Status Open();
@@ -144,6 +149,7 @@ class Agent final : private runtime::Poller, private GpuEvents {
   std::unique_ptr<GpuFront> gpus_;                   // Null without GPUs.
   std::unique_ptr<GpuRounds> gpu_rounds_;            // Likewise.
   const KernelCombiner combiner_;
+  std::unique_ptr<MemoryThread> memory_thread_;
   std::unique_ptr<AgentDriver> driver_;
   std::unique_ptr<rpc::ServiceHolder> admin_service_;
   std::unique_ptr<rpc::Server> admin_;

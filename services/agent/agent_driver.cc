@@ -25,6 +25,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
                                 .one_view = options_.one_view,
                                 .tells_arrivals = options_.tells_arrivals},
           parts.ranks, parts.transport)),
+      orders_(parts.memory_source),
       bytes_({.clock = clock_,
               .combiner = parts.combiner,
               .codec = parts.codec,
@@ -34,7 +35,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
               .runner = &runner_}),
       rank_words_({.clock = clock_, .runner = &runner_, .life = &life_, .timeline = &timeline_}),
       desk_(std::make_unique<RankDesk>(options_.rank_count, options_.job_name, parts.ranks,
-                                       memory_.get(), &rank_words_)) {
+                                       memory_.get(), &orders_, &rank_words_)) {
   rank_words_.SetDesk(desk_.get());
   desk_->SetMembershipChanges(options_.membership_changes);
   desk_->SetEncodingRule(options_.encoding_rule);
@@ -162,10 +163,24 @@ void AgentDriver::Do(pipeline::AllocateTensor& effect) {
                                  .in_place = desk_->IsInPlace(name),
                                  .one_place = desk_->OnePlaceOf(name)};
   if (on_device && devices_ != nullptr) wishes.nic = devices_->MakeDirect(effect);
-  const absl::Status status = memory_->Allocate(effect.tensor, effect.spec, std::move(wishes));
-  if (!status.ok() && devices_ != nullptr) devices_->DropDirect(effect.tensor);
+  MemoryOrder order;
+  const absl::Status planned =
+      memory_->Allocate(effect.tensor, effect.spec, std::move(wishes), &order);
+  if (!planned.ok()) return OnAllocated(effect.tensor, on_device, planned);
+  orders_.Place(std::move(order),
+                [this, tensor = effect.tensor, on_device](const absl::Status& filled) {
+                  OnAllocated(tensor, on_device,
+                              filled.ok() ? memory_->OnAllocated(tensor) : filled);
+                });
+}
+
+void AgentDriver::OnAllocated(pipeline::TensorIndex tensor, bool on_device, absl::Status status) {
+  if (!status.ok()) {
+    memory_->Drop(tensor);
+    if (devices_ != nullptr) devices_->DropDirect(tensor);
+  }
   const std::string text = status.ok() ? "" : std::string(status.message());
-  runner_.Deliver([this, tensor = effect.tensor, on_device, text](pipeline::Effects& out) {
+  runner_.Deliver([this, tensor, on_device, text](pipeline::Effects& out) {
     runner_.core().OnTensorAllocated(tensor, on_device, text, out);
   });
 }

@@ -24,6 +24,7 @@
 #include "services/agent/encoding_rule.h"
 #include "services/agent/entry_wait.h"
 #include "services/agent/job_link.h"
+#include "services/agent/memory_order.h"
 #include "services/agent/rank_desk.h"
 #include "services/agent/rank_words.h"
 #include "services/agent/round_waits.h"
@@ -79,6 +80,8 @@ class AgentDriver final : public PeerEvents {
     transport::Transport* transport = nullptr;
     const RankCombiner* combiner = nullptr;
     const encoding::Codec* codec = &encoding::Codecs();
+    // Null: the thread that calls Poll waits for the kernel's memory itself.
+    MemorySource* memory_source = nullptr;
   };
 
   AgentDriver(AgentDriverOptions options, const Parts& parts);
@@ -104,6 +107,10 @@ class AgentDriver final : public PeerEvents {
 
   // The scheduler has sent `event`.
   void OnMemberEvent(const rpc::MemberEvent& event);
+  // The memory source has filled an order, or could not.
+  void OnFilled(OrderNumber number, const absl::Status& status) {
+    orders_.OnFilled(number, status);
+  }
   // Gives the ranks `drain_ns` to finish, then fails them. Returns false if Stop was called before,
   // or if the life is about to end.
   bool Stop(const std::string& why);
@@ -149,6 +156,7 @@ class AgentDriver final : public PeerEvents {
 
   void Perform(pipeline::Effects& effects);
   void Do(pipeline::AllocateTensor& effect);
+  void OnAllocated(pipeline::TensorIndex tensor, bool on_device, absl::Status status);
   void Do(pipeline::FailJob& effect);
   bool OnDevices(pipeline::TensorIndex tensor, Round round) const {
     return devices_ != nullptr && devices_->TakesPart(tensor, round);
@@ -173,6 +181,7 @@ class AgentDriver final : public PeerEvents {
   EntryWait entry_;
   CoreRunner runner_;
   std::unique_ptr<TensorMemory> memory_;
+  MemoryOrders orders_;
   ByteWork bytes_;
   RankWords rank_words_;
   std::unique_ptr<RankDesk> desk_;

@@ -153,6 +153,7 @@ void AgentDriver::Live() {
 void AgentDriver::Restart() {
   telemetry::Log(telemetry::LogLevel::kInfo, "all ranks have left; ready for the next");
   desk_->Restart();
+  orders_.Forget();
   memory_->DropNicRegions();
   if (devices_ != nullptr) devices_->ForgetTensors();
   memory_->Forget();

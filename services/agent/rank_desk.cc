@@ -67,8 +67,13 @@ shm::RankStatus ToRankStatus(pipeline::Status status) {
 }
 
 RankDesk::RankDesk(uint32_t rank_count, const std::string& job_name, shm::RankServer* server,
-                   TensorMemory* memory, RankEvents* events)
-    : job_name_(job_name), server_(server), memory_(memory), events_(events), ranks_(rank_count) {}
+                   TensorMemory* memory, MemoryOrders* orders, RankEvents* events)
+    : job_name_(job_name),
+      server_(server),
+      memory_(memory),
+      orders_(orders),
+      events_(events),
+      ranks_(rank_count) {}
 
 RankDesk::Rank* RankDesk::Find(shm::RankConnectionId connection, LocalRank* local_rank) {
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
@@ -273,6 +278,7 @@ void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone&
   Rank* rank = Find(connection, &local_rank);
   gone_.push_back(connection);
   if (rank == nullptr) return;
+  DropLate(local_rank);
   rank->attached = false;
   rank->ended = gone.clean ? "left" : gone.text;
   events_->OnRanksAttached(false);
@@ -405,29 +411,65 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
                             .arrivals = memory_->ArrivalsLocation(effect.tensor)});
     return;
   }
-  const absl::Status attached = memory_->Attach(effect.tensor, effect.local_rank, rank.connection);
+  const TensorOfRank which{effect.tensor, effect.local_rank};
+  LateReply& late = late_[which];
+  late.connection = rank.connection;
+  late.replies.push_back(effect);
+  if (late.replies.size() > 1) return;  // The rank has declared it before, and waits.
+  MemoryOrder order;
+  const absl::Status attached =
+      memory_->Attach(effect.tensor, effect.local_rank, rank.connection, &order);
+  if (!attached.ok()) return ReplyLate(which, attached);
+  orders_->Place(std::move(order),
+                 [this, which](const absl::Status& filled) { ReplyLate(which, filled); });
+}
+
+void RankDesk::ReplyLate(TensorOfRank which, const absl::Status& filled) {
+  const auto late = late_.extract(which);
+  if (late.empty()) return;  // The rank has gone.
+  const absl::Status attached =
+      filled.ok() ? memory_->OnAttached(which.first, which.second) : filled;
   if (!attached.ok()) {
     const std::string text(attached.message());
-    server_->RefuseDeclaration(rank.connection, request, shm::RankStatus::kOutOfMemory, text);
+    for (const pipeline::DeclareReply& reply : late.mapped().replies) {
+      server_->RefuseDeclaration(late.mapped().connection, shm::RequestId{reply.request},
+                                 shm::RankStatus::kOutOfMemory, text);
+    }
     // The other ranks would wait for this one's contribution for ever.
-    events_->OnRankFailure(text);
-    return;
+    return events_->OnRankFailure(text);
   }
+  for (const pipeline::DeclareReply& reply : late.mapped().replies) ReplyInHostMemory(reply);
+  // Those who were told in time have heard it already.
+  for (const pipeline::CompleteRound& round : late.mapped().completed) Publish(round);
+}
+
+void RankDesk::DropLate(LocalRank rank) {
+  std::erase_if(late_, [rank](const auto& late) { return late.first.second == rank; });
+}
+
+void RankDesk::ReplyInHostMemory(const pipeline::DeclareReply& reply) {
   server_->ReplyDeclared(
-      rank.connection, request,
-      {.tensor = ToShm(effect.tensor),
-       .tensor_bytes = memory_->spec(effect.tensor).bytes(),
-       .completed_round = effect.held,
-       .contribution = memory_->ContributionLocation(effect.tensor, effect.local_rank),
-       .result = memory_->ResultLocations(effect.tensor),
-       .arrivals = memory_->ArrivalsLocation(effect.tensor),
-       .shared = memory_->Shared(effect.tensor)});
+      ranks_[reply.local_rank.value()].connection, shm::RequestId{reply.request},
+      {.tensor = ToShm(reply.tensor),
+       .tensor_bytes = memory_->spec(reply.tensor).bytes(),
+       .completed_round = reply.held,
+       .contribution = memory_->ContributionLocation(reply.tensor, reply.local_rank),
+       .result = memory_->ResultLocations(reply.tensor),
+       .arrivals = memory_->ArrivalsLocation(reply.tensor),
+       .shared = memory_->Shared(reply.tensor)});
 }
 
 void RankDesk::Do(const pipeline::CompleteRound& effect) {
   if (effect.status == pipeline::Status::kOk) {
     memory_->WriteLengths(effect.tensor, effect.round, effect.lengths);
   }
+  for (auto& [which, late] : late_) {
+    if (which.first == effect.tensor) late.completed.push_back(effect);
+  }
+  Publish(effect);
+}
+
+void RankDesk::Publish(const pipeline::CompleteRound& effect) {
   server_->PublishCompletion({.tensor = ToShm(effect.tensor),
                               .round = effect.round,
                               .status = ToRankStatus(effect.status),
@@ -445,6 +487,7 @@ void RankDesk::Do(const pipeline::FailRank& effect) {
   if (effect.local_rank.value() >= ranks_.size()) return;
   Rank& rank = ranks_[effect.local_rank.value()];
   if (!rank.attached) return;
+  DropLate(effect.local_rank);
   rank.attached = false;
   rank.ended = effect.text;
   if (!rank.welcomed) {
@@ -459,6 +502,7 @@ void RankDesk::Do(const pipeline::FailRank& effect) {
 }
 
 void RankDesk::Do(const pipeline::FailJob& effect) {
+  late_.clear();
   server_->FailAll(ToRankStatus(effect.status), effect.text);
   for (Rank& rank : ranks_) {
     if (!rank.attached || rank.welcomed) continue;
@@ -479,6 +523,7 @@ void RankDesk::Restart() {
   one_place_names_.clear();
   stop_.reset();
   at_boundary_.clear();
+  late_.clear();
   have_state_ = false;
 }
 

@@ -18,6 +18,7 @@
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/view/view.h"
 #include "services/agent/encoding_rule.h"
+#include "services/agent/memory_order.h"
 #include "services/agent/tensor_memory.h"
 
 namespace talweg::agent {
@@ -85,7 +86,7 @@ class RankDesk final : public shm::RankEventSink {
 
   // All outlive the desk.
   RankDesk(uint32_t rank_count, const std::string& job_name, shm::RankServer* server,
-           TensorMemory* memory, RankEvents* events);
+           TensorMemory* memory, MemoryOrders* orders, RankEvents* events);
 
   // The first view of this member numbers the ranks for good. Welcomes the ranks that wait. Later
   // calls do nothing.
@@ -153,6 +154,15 @@ class RankDesk final : public shm::RankEventSink {
                    shm::TensorIndex tensor, uint32_t buffer, RoundSignature signature) override;
 
  private:
+  // A rank's declarations of a tensor that are answered once its contribution has memory. The core
+  // counts the rank as told.
+  struct LateReply {
+    shm::RankConnectionId connection;
+    std::vector<pipeline::DeclareReply> replies;
+    std::vector<pipeline::CompleteRound> completed;  // Since the first reply.
+  };
+  using TensorOfRank = std::pair<pipeline::TensorIndex, LocalRank>;
+
   // A rank that waits for the next step.
   struct AtBoundary {
     LocalRank rank;
@@ -161,6 +171,10 @@ class RankDesk final : public shm::RankEventSink {
   };
 
   void Greet(LocalRank rank);
+  void ReplyLate(TensorOfRank which, const absl::Status& filled);
+  void DropLate(LocalRank rank);
+  void ReplyInHostMemory(const pipeline::DeclareReply& reply);
+  void Publish(const pipeline::CompleteRound& effect);
   // Sends the view of `epoch`, 0 for the newest, to one rank.
   void AnswerView(LocalRank rank, shm::RequestId request, Epoch epoch, uint32_t first_member);
 
@@ -169,6 +183,7 @@ class RankDesk final : public shm::RankEventSink {
   const std::string job_name_;
   shm::RankServer* const server_;
   TensorMemory* const memory_;
+  MemoryOrders* const orders_;
   RankEvents* const events_;
   RankDevices* devices_ = nullptr;
   std::set<std::string> declared_names_;
@@ -179,6 +194,7 @@ class RankDesk final : public shm::RankEventSink {
   std::vector<Rank> ranks_;
   std::optional<view::View> view_;
   view::MemberIdentity self_;
+  std::map<TensorOfRank, LateReply> late_;
   std::vector<shm::RankConnectionId> gone_;
   bool membership_changes_ = false;
   EncodingRule encoding_rule_;

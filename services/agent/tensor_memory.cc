@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/tensor_memory.h"
 
-#include <errno.h>
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -20,30 +17,11 @@ namespace {
 
 constexpr uint64_t kPageBytes = 4096;
 
+std::span<std::byte> BytesOf(const std::shared_ptr<PrivatePages>& pages) {
+  return pages == nullptr ? std::span<std::byte>() : pages->bytes();
+}
+
 }  // namespace
-
-absl::StatusOr<PrivatePages> PrivatePages::Map(size_t bytes) {
-  PrivatePages pages;
-  if (bytes == 0) return pages;
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (address == MAP_FAILED) return status::ErrnoStatus(errno, "mmap of " + FormatBytes(bytes));
-  pages.bytes_ = {static_cast<std::byte*>(address), bytes};
-  madvise(address, bytes, MADV_HUGEPAGE);  // A failure only costs time.
-  return pages;
-}
-
-PrivatePages::PrivatePages(PrivatePages&& other) noexcept
-    : bytes_(std::exchange(other.bytes_, {})) {}
-
-PrivatePages& PrivatePages::operator=(PrivatePages&& other) noexcept {
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-PrivatePages::~PrivatePages() {
-  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
-}
 
 bool TensorMemory::RanksSum(uint32_t rank_count) {
   constexpr uint32_t kFew = 4;
@@ -61,11 +39,13 @@ const TensorMemory::Entry& TensorMemory::At(pipeline::TensorIndex tensor) const 
   return *entry;
 }
 
-absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, bool on_device) {
+absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, bool on_device,
+                                                               MemoryOrder* order) {
   // A driver pins whole pages, and each page only once. So the buffer shares no page with another.
   auto buffer = ranks_->AllocateResult(on_device ? RoundUp(bytes, kPageBytes) + kPageBytes : bytes);
   if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
   shm::ResultBuffer result = buffer.value();
+  order->Add(result.unbacked);
   if (on_device) {
     const auto address = reinterpret_cast<uintptr_t>(result.bytes.data());
     const uint64_t skipped = RoundUp(address, kPageBytes) - address;
@@ -75,7 +55,8 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
   return result;
 }
 
-absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& wishes) {
+absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& wishes,
+                                                    MemoryOrder* order) {
   const bool may_be = one_view_ && transport_ != nullptr && rank_count_ == 1 && !entry.on_device &&
                       !entry.spec.collective.encodes();
   if (!may_be || !wishes.one_place) return false;
@@ -84,6 +65,7 @@ absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& 
     if (place.failure().status == shm::RankStatus::kClosed) return false;
     return absl::ResourceExhaustedError(place.failure().text);
   }
+  order->Add(place.value().unbacked);
   entry.one_place = true;
   entry.results.count = 1;
   entry.results.buffers[0] = place.value();
@@ -92,48 +74,39 @@ absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& 
   return true;
 }
 
-absl::Status TensorMemory::AllocateResults(Entry& entry) {
+absl::Status TensorMemory::AllocateResults(Entry& entry, MemoryOrder* order) {
   for (size_t parity = 0; parity < entry.results.count; ++parity) {
     TALWEG_ASSIGN_OR_RETURN(entry.results.buffers[parity],
-                            AllocateResult(entry.shape.total_bytes(), entry.on_device));
+                            AllocateResult(entry.shape.total_bytes(), entry.on_device, order));
     bytes_ += entry.shape.total_bytes();
   }
   return absl::OkStatus();
 }
 
-void TensorMemory::AddArrivalLog(Entry& entry) {
+void TensorMemory::AddArrivalLog(Entry& entry, MemoryOrder* order) {
   const uint64_t log_bytes = shm::ArrivalsBytes(entry.shape.data_bytes);
   if (log_bytes == 0 || entry.on_device || !tells_arrivals_) return;
   // The log only makes a tensor faster. Without memory for it the tensor is not refused.
-  if (const auto log = AllocateResult(log_bytes, false); log.ok()) {
+  if (const auto log = AllocateResult(log_bytes, false, order); log.ok()) {
     entry.results.arrivals_location = log->location;
     entry.results.arrivals = shm::ArrivalLog(log->bytes);
     bytes_ += log_bytes;
   }
 }
 
-absl::Status TensorMemory::RegisterResults(Results& results) {
-  for (size_t parity = 0; parity < results.count; ++parity) {
-    TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
-                            transport_->Register(results.buffers[parity].bytes));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TensorMemory::AllocateTravel(const Entry& entry, bool registers, PrivatePages& pages,
-                                          transport::Region& region) {
+std::shared_ptr<PrivatePages> TensorMemory::AllocateTravel(const Entry& entry,
+                                                           MemoryOrder* order) {
   const uint64_t bytes = entry.spec.collective.travel_bytes_max(entry.spec.bytes());
-  if (bytes == 0) return absl::OkStatus();
-  TALWEG_ASSIGN_OR_RETURN(pages, PrivatePages::Map(bytes));
-  if (registers) {
-    TALWEG_ASSIGN_OR_RETURN(region, transport_->Register(pages.bytes()));
-  }
+  if (bytes == 0) return nullptr;
+  // With a NIC on the GPU only short contributions pass through the host.
+  auto pages = std::make_shared<PrivatePages>(bytes, /*is_rarely_used=*/entry.nic.has_value());
+  order->Add(pages);
   bytes_ += bytes;
-  return absl::OkStatus();
+  return pages;
 }
 
 absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                                    Wishes wishes) {
+                                    Wishes wishes, MemoryOrder* order) {
   TALWEG_CHECK(tensor.value() == tensors_.size());
   tensors_.push_back(nullptr);
   auto entry = std::make_unique<Entry>();
@@ -151,31 +124,46 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
   }
   const bool one_result = one_view_ && !wishes.on_device;
   if (one_result) entry->results.count = 1;
-  TALWEG_ASSIGN_OR_RETURN(const bool in_one_place, AllocateOnePlace(*entry, wishes));
+  TALWEG_ASSIGN_OR_RETURN(const bool in_one_place, AllocateOnePlace(*entry, wishes, order));
   if (!in_one_place) {
-    TALWEG_RETURN_IF_ERROR(AllocateResults(*entry));
-    AddArrivalLog(*entry);
+    TALWEG_RETURN_IF_ERROR(AllocateResults(*entry, order));
+    AddArrivalLog(*entry, order);
   }
-  // If the NIC uses memory on a GPU, the host's pages are not pinned for it.
-  const bool registers = transport_ != nullptr && !entry->nic;
   const bool encodes = spec.collective.encodes() && transport_ != nullptr;
-  if (registers) TALWEG_RETURN_IF_ERROR(RegisterResults(entry->results));
-  if (encodes) {
-    TALWEG_RETURN_IF_ERROR(
-        AllocateTravel(*entry, registers, entry->arrivals, entry->arrivals_region));
-  }
+  if (encodes) entry->arrivals = AllocateTravel(*entry, order);
   const bool reduces = (rank_count_ > 1 || wishes.on_device || encodes) && transport_ != nullptr;
   entry->reduces_into_result = reduces && one_result && !encodes;
-  if (reduces && !entry->reduces_into_result) {
-    TALWEG_RETURN_IF_ERROR(
-        AllocateTravel(*entry, registers, entry->send_buffer, entry->send_region));
-  }
+  if (reduces && !entry->reduces_into_result) entry->send_buffer = AllocateTravel(*entry, order);
   tensors_.back() = std::move(entry);
   return absl::OkStatus();
 }
 
+absl::Status TensorMemory::OnAllocated(pipeline::TensorIndex tensor) {
+  At(tensor);
+  Entry& entry = *tensors_[tensor.value()];
+  entry.is_ready = true;
+  // If the NIC uses memory on a GPU, the host's pages are not pinned for it.
+  if (transport_ == nullptr || entry.nic || entry.shared) return absl::OkStatus();
+  Results& results = entry.results;
+  for (size_t parity = 0; parity < results.count; ++parity) {
+    TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
+                            transport_->Register(results.buffers[parity].bytes));
+  }
+  TALWEG_RETURN_IF_ERROR(Register(entry.arrivals, entry.arrivals_region));
+  return Register(entry.send_buffer, entry.send_region);
+}
+
+absl::Status TensorMemory::Register(const std::shared_ptr<PrivatePages>& pages,
+                                    transport::Region& region) {
+  if (pages == nullptr) return absl::OkStatus();
+  TALWEG_ASSIGN_OR_RETURN(region, transport_->Register(pages->bytes()));
+  return absl::OkStatus();
+}
+
+void TensorMemory::Drop(pipeline::TensorIndex tensor) { tensors_[tensor.value()].reset(); }
+
 absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
-                                  shm::RankConnectionId connection) {
+                                  shm::RankConnectionId connection, MemoryOrder* order) {
   At(tensor);
   Entry& entry = *tensors_[tensor.value()];
   if (entry.contributions[rank.value()]) return absl::OkStatus();
@@ -188,15 +176,22 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
   }
   auto buffer = ranks_->AllocateContribution(connection, entry.shape.total_bytes());
   if (!buffer.ok()) return absl::ResourceExhaustedError(buffer.failure().text);
-  if (rank_count_ == 1 && transport_ != nullptr) {
-    // The bytes are only a source of writes, but Register takes a mutable span.
-    const std::span<const std::byte> bytes = buffer.value().bytes;
-    TALWEG_ASSIGN_OR_RETURN(
-        entry.contribution_region,
-        transport_->Register({const_cast<std::byte*>(bytes.data()), bytes.size()}));
-  }
+  order->Add(buffer.value().unbacked);
   entry.contributions[rank.value()] = buffer.value();
   CountContribution(entry, rank);
+  return absl::OkStatus();
+}
+
+absl::Status TensorMemory::OnAttached(pipeline::TensorIndex tensor, LocalRank rank) {
+  At(tensor);
+  Entry& entry = *tensors_[tensor.value()];
+  const bool is_sent = rank_count_ == 1 && transport_ != nullptr && !entry.shared;
+  if (!is_sent || entry.one_place || entry.contribution_region.valid()) return absl::OkStatus();
+  // The bytes are only a source of writes, but Register takes a mutable span.
+  const std::span<const std::byte> bytes = entry.contributions[rank.value()]->bytes;
+  TALWEG_ASSIGN_OR_RETURN(
+      entry.contribution_region,
+      transport_->Register({const_cast<std::byte*>(bytes.data()), bytes.size()}));
   return absl::OkStatus();
 }
 
@@ -217,7 +212,7 @@ void TensorMemory::DropNicRegions() {
 }
 
 std::span<std::byte> TensorMemory::SendBuffer(pipeline::TensorIndex tensor) const {
-  return At(tensor).send_buffer.bytes();
+  return BytesOf(At(tensor).send_buffer);
 }
 
 std::array<std::span<std::byte>, 2> TensorMemory::ResultPages(pipeline::TensorIndex tensor) const {
@@ -276,10 +271,10 @@ const std::optional<shm::SharedPlace>& TensorMemory::Shared(pipeline::TensorInde
 }
 
 std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex tensor) const {
-  // A tensor without memory has failed. Its declaration has empty references, and nobody writes to
-  // it.
+  // A tensor that is declared without memory has failed. Its declaration has empty references, and
+  // nobody writes to it.
   const Entry* const entry = Find(tensor);
-  if (transport_ == nullptr || entry == nullptr) return {};
+  if (transport_ == nullptr || entry == nullptr || !entry->is_ready) return {};
   if (entry->arrivals_region.valid()) {
     return {entry->arrivals_region.Ref(), entry->arrivals_region.Ref()};
   }
@@ -299,8 +294,7 @@ std::span<std::byte> TensorMemory::Writable(const pipeline::SliceBytes& slice) c
   TALWEG_CHECK(slice.memory != pipeline::Memory::kContribution);
   const bool sends = slice.memory == pipeline::Memory::kSendBuffer && !entry.reduces_into_result;
   if (sends || slice.memory == pipeline::Memory::kArrivals) {
-    return (sends ? entry.send_buffer : entry.arrivals)
-        .bytes()
+    return BytesOf(sends ? entry.send_buffer : entry.arrivals)
         .subspan(entry.spec.collective.travel_offset(slice.offset_bytes), slice.length_bytes);
   }
   return entry.results.buffers[entry.results.Of(slice.round)].bytes.subspan(slice.offset_bytes,

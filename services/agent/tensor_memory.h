@@ -16,23 +16,9 @@
 #include "libs/shm/daemon/arrival_log.h"
 #include "libs/shm/daemon/rank_memory.h"
 #include "libs/transport/transport.h"
+#include "services/agent/memory_order.h"
 
 namespace talweg::agent {
-
-// Anonymous memory of this process, in whole pages, zero until written. Movable.
-class PrivatePages {
- public:
-  PrivatePages() = default;
-  static absl::StatusOr<PrivatePages> Map(size_t bytes);
-  PrivatePages(PrivatePages&& other) noexcept;
-  PrivatePages& operator=(PrivatePages&& other) noexcept;
-  ~PrivatePages();
-
-  std::span<std::byte> bytes() const { return bytes_; }
-
- private:
-  std::span<std::byte> bytes_;
-};
 
 // The memory of this node's tensors: its ranks' contributions, the results, the send buffer into
 // which several ranks are reduced, and, if a tensor is encoded, where its results arrive. Maps the
@@ -90,9 +76,15 @@ class TensorMemory {
     // The node's only rank, if its contribution and result may share one place.
     std::optional<shm::RankConnectionId> one_place;
   };
-  // Allocates the results and the send buffer. RESOURCE_EXHAUSTED: the text has the figures.
+  // Plans the results and the send buffer, and adds to `*order` what the kernel must give for them.
+  // RESOURCE_EXHAUSTED: the text has the figures.
   absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
-                        Wishes wishes);
+                        Wishes wishes, MemoryOrder* order);
+  // `order` has been filled: registers the memory with the transport. Before that nobody touches
+  // the memory, and nobody is told of the tensor.
+  absl::Status OnAllocated(pipeline::TensorIndex tensor);
+  // `order` was not filled, or OnAllocated failed: the tensor has no memory.
+  void Drop(pipeline::TensorIndex tensor);
   // Returns whether the slice's bytes lie on a GPU, where a NIC reads and writes them. The host's
   // bytes for the slice then mean nothing.
   bool OnNic(const pipeline::SliceBytes& slice) const;
@@ -106,9 +98,12 @@ class TensorMemory {
   // Returns the whole pages of the results, by parity, of a tensor that was declared on a GPU.
   // Nothing else lies in these pages. Empty for other tensors.
   std::array<std::span<std::byte>, 2> ResultPages(pipeline::TensorIndex tensor) const;
-  // Makes the contribution buffer of one rank, unless it exists.
+  // Plans the contribution buffer of one rank, unless it exists, and adds to `*order` what the
+  // kernel must give for it.
   absl::Status Attach(pipeline::TensorIndex tensor, LocalRank rank,
-                      shm::RankConnectionId connection);
+                      shm::RankConnectionId connection, MemoryOrder* order);
+  // `order` has been filled. As OnAllocated.
+  absl::Status OnAttached(pipeline::TensorIndex tensor, LocalRank rank);
 
   const pipeline::TensorSpec& spec(pipeline::TensorIndex tensor) const;
   shm::Location ContributionLocation(pipeline::TensorIndex tensor, LocalRank rank) const;
@@ -159,9 +154,11 @@ class TensorMemory {
     Results results;
     bool reduces_into_result = false;  // The result's memory is the send buffer.
     bool one_place = false;            // The only contribution and the result share memory.
-    PrivatePages send_buffer;
+    bool is_ready = false;             // The memory is there, but for ranks' contributions.
+    std::shared_ptr<PrivatePages> send_buffer;  // Null: there is none.
     transport::Region send_region;
-    PrivatePages arrivals;  // If what travels is encoded: where results of both parities arrive.
+    // If what travels is encoded: where results of both parities arrive.
+    std::shared_ptr<PrivatePages> arrivals;
     transport::Region arrivals_region;
     std::vector<std::optional<shm::ContributionBuffer>> contributions;  // By local rank.
     std::optional<NicRegions> nic;
@@ -174,14 +171,14 @@ class TensorMemory {
   const Entry* Find(pipeline::TensorIndex tensor) const;
   const Entry& At(pipeline::TensorIndex tensor) const;
   // Returns whether contribution and result now share one place.
-  absl::StatusOr<bool> AllocateOnePlace(Entry& entry, const Wishes& wishes);
-  absl::Status AllocateResults(Entry& entry);
-  void AddArrivalLog(Entry& entry);
-  absl::Status RegisterResults(Results& results);
-  // Allocates memory for what travels of the tensor, and registers it if `registers`.
-  absl::Status AllocateTravel(const Entry& entry, bool registers, PrivatePages& pages,
-                              transport::Region& region);
-  absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device);
+  absl::StatusOr<bool> AllocateOnePlace(Entry& entry, const Wishes& wishes, MemoryOrder* order);
+  absl::Status AllocateResults(Entry& entry, MemoryOrder* order);
+  void AddArrivalLog(Entry& entry, MemoryOrder* order);
+  // Plans memory for what travels of the tensor. Returns null if nothing does.
+  std::shared_ptr<PrivatePages> AllocateTravel(const Entry& entry, MemoryOrder* order);
+  absl::Status Register(const std::shared_ptr<PrivatePages>& pages, transport::Region& region);
+  absl::StatusOr<shm::ResultBuffer> AllocateResult(uint64_t bytes, bool on_device,
+                                                   MemoryOrder* order);
 
   const uint32_t rank_count_;
   const bool one_view_;

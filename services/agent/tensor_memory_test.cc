@@ -53,6 +53,15 @@ class Fixture {
     ranks.reset();
   }
 
+  // Returns once the kernel has given what the tensor needs.
+  absl::Status Allocate(TensorMemory::Wishes wishes) {
+    MemoryOrder order;
+    absl::Status status = memory->Allocate(TensorIndex{0}, spec, std::move(wishes), &order);
+    if (status.ok()) status = order.Fill();
+    if (status.ok()) status = memory->OnAllocated(TensorIndex{0});
+    if (!status.ok()) memory->Drop(TensorIndex{0});
+    return status;
+  }
   transport::Region OnDevice(uint64_t address) const {
     return *transport->RegisterDevice({.address = address, .bytes = spec.bytes()});
   }
@@ -82,7 +91,7 @@ TEST_CASE("TensorMemory: a NIC has some memory of a tensor, and the host has the
   const auto* const send = nic.send.registration();
   const std::array results = {nic.results[0].registration(), nic.results[1].registration()};
   const absl::Status allocated =
-      f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true, .nic = std::move(nic)});
+      f.Allocate({.on_device = true, .nic = std::move(nic)});
   REQUIRE(allocated.ok());
 
   // Results are whole where the NIC writes them. Short contributions travel in frames.
@@ -106,7 +115,7 @@ TEST_CASE("TensorMemory: a NIC has some memory of a tensor, and the host has the
 
 TEST_CASE("TensorMemory: without a NIC the host has all of it", "[agent]") {
   Fixture f;
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true}).ok());
+  REQUIRE(f.Allocate({.on_device = true}).ok());
   for (const Memory where : {Memory::kSendBuffer, Memory::kResult}) {
     CHECK_FALSE(f.memory->OnNic(f.Slice(where, 1, 0, 100'000)));
     CHECK_FALSE(f.memory->RegionOf(f.Slice(where, 1, 0, 100'000)).registration->on_device());
@@ -120,7 +129,7 @@ TEST_CASE(
     "[agent]") {
   const uint32_t ranks = GENERATE(1u, 2u);
   Fixture f(true, ranks, /*one_view=*/false);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  REQUIRE(f.Allocate({.one_place = shm::RankConnectionId{1}}).ok());
   const auto even = f.memory->RegionOf(f.Slice(Memory::kResult, 6, 0, 100));
   const auto odd = f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100));
   CHECK(even.registration != odd.registration);
@@ -135,7 +144,7 @@ TEST_CASE(
 TEST_CASE("TensorMemory: in a job of one view, ranks are reduced to where the result comes",
           "[agent]") {
   Fixture f(true, 2, /*one_view=*/true);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  REQUIRE(f.Allocate({.one_place = shm::RankConnectionId{1}}).ok());
   const auto result = f.memory->RegionOf(f.Slice(Memory::kResult, 6, 4096, 100));
   for (const uint64_t round : {6, 7}) {
     for (const Memory where : {Memory::kSendBuffer, Memory::kResult}) {
@@ -155,7 +164,7 @@ TEST_CASE("TensorMemory: in a job of one view, ranks are reduced to where the re
 
 TEST_CASE("TensorMemory: a GPU's tensor has two results in every job", "[agent]") {
   Fixture f(true, 1, /*one_view=*/true);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = true}).ok());
+  REQUIRE(f.Allocate({.on_device = true}).ok());
   CHECK(f.memory->RegionOf(f.Slice(Memory::kResult, 6, 0, 100)).registration !=
         f.memory->RegionOf(f.Slice(Memory::kResult, 7, 0, 100)).registration);
   CHECK(f.memory->SendBuffer(TensorIndex{0}).size() == f.spec.bytes());
@@ -166,13 +175,13 @@ TEST_CASE(
     "[agent]") {
   Fixture f;
   f.spec.collective.element_count = 64 * kMiB;
-  CHECK_FALSE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
+  CHECK_FALSE(f.Allocate({}).ok());
   CHECK(f.memory->ResultRefs(TensorIndex{0})[0] == wire::RemoteRef{});
 }
 
 TEST_CASE("TensorMemory: a tensor of a rank that is gone is not in one place", "[agent]") {
   Fixture f(true, 1, /*one_view=*/true);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  REQUIRE(f.Allocate({.one_place = shm::RankConnectionId{1}}).ok());
   CHECK(f.memory->ResultLocations(TensorIndex{0})[0].segment != 0);
 }
 
@@ -182,7 +191,7 @@ TEST_CASE("TensorMemory: arrivals of a result are announced, and forgotten with 
   constexpr uint32_t kSlice = 65'536;
   f.spec.collective.element_count = kMiB / sizeof(float);
   for (int generation = 0; generation < 2; ++generation) {
-    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
+    REQUIRE(f.Allocate({}).ok());
     CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment != 0);
     CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, kSlice, kSlice)) == kSlice);
     CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, kSlice)) == 2 * kSlice);
@@ -197,7 +206,7 @@ TEST_CASE("TensorMemory: a tensor that just fits has no log", "[agent]") {
   Fixture f;
   // It fits with its table of lengths, which has a cache line of its own.
   f.spec.collective.element_count = (4 * kMiB - kCacheLineBytes) / sizeof(float);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
+  REQUIRE(f.Allocate({}).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
   const auto shape = shm::BufferShape::Of(f.spec.collective, 1);
@@ -208,7 +217,7 @@ TEST_CASE("TensorMemory: forgotten tensors make room for tensors of any size", "
   Fixture f;
   for (uint64_t bytes = kMiB; bytes <= 3 * kMiB; bytes += kMiB / 4) {
     f.spec.collective.element_count = bytes / sizeof(float);
-    REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {}).ok());
+    REQUIRE(f.Allocate({}).ok());
     CHECK(f.memory->bytes() >= 2 * bytes);
     f.memory->Forget();
     f.ranks->DropTensorMemory();
@@ -222,7 +231,7 @@ TEST_CASE("TensorMemory: small tensors, small slices and tensors on GPUs announc
   Fixture f(/*tells_arrivals=*/which != 1);
   const bool on_device = which == 2;
   f.spec.collective.element_count = kMiB / sizeof(float) - (which == 0 ? 1 : 0);
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.on_device = on_device}).ok());
+  REQUIRE(f.Allocate({.on_device = on_device}).ok());
   CHECK(f.memory->ArrivalsLocation(TensorIndex{0}).segment == 0);
   CHECK(f.memory->AddArrival(f.Slice(Memory::kResult, 1, 0, 65'536)) == 0);
 }
@@ -232,7 +241,7 @@ TEST_CASE("TensorMemory: what travels encoded has room of its own, and its place
   const bool one_view = GENERATE(false, true);
   Fixture f(true, 1, one_view);
   f.spec.collective.encoding = Encoding::kTwice;
-  REQUIRE(f.memory->Allocate(TensorIndex{0}, f.spec, {.one_place = shm::RankConnectionId{1}}).ok());
+  REQUIRE(f.Allocate({.one_place = shm::RankConnectionId{1}}).ok());
   // Results of both parities arrive in one region, which is neither result.
   const auto refs = f.memory->ResultRefs(TensorIndex{0});
   CHECK(refs[0] == refs[1]);

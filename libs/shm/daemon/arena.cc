@@ -9,13 +9,6 @@
 #include "libs/shm/layout/control.h"
 
 namespace talweg::shm {
-namespace {
-
-// Has the kernel back memory for many small buffers at a time.
-constexpr uint64_t kBackBytes = 256 * kKiB;
-
-}  // namespace
-
 Arena::Arena(Config config, ArenaBudget* budget, uint32_t* next_segment)
     : config_(std::move(config)), budget_(budget), next_segment_(next_segment) {}
 
@@ -31,41 +24,25 @@ Outcome<Arena::Buffer> Arena::Allocate(uint64_t bytes) {
   // A rank maps the pages of such a buffer once more (talweg_attach).
   const uint64_t rounded =
       RoundUp(bytes, config_.use == SegmentUse::kOnePlace ? kPageBytes : kCacheLineBytes);
-  if (parts_.empty() || parts_.back().segment.bytes - parts_.back().used < rounded) {
+  if (parts_.empty() || parts_.back().segment().bytes - parts_.back().used < rounded) {
     // As large as all segments before it together, so that there are few descriptors, whatever the
     // model's size. What is not cut into buffers takes no memory, except at its beginning.
     const uint64_t segment_bytes =
         RoundUp(std::max({rounded, config_.segment_bytes_min, used_}), kPageBytes);
     Outcome<Segment> segment = CreateSegment(config_.use, segment_bytes);
     if (!segment.ok()) return segment.failure();
-    parts_.push_back(Part{(*next_segment_)++, std::move(segment).value()});
+    parts_.push_back(Part{
+        (*next_segment_)++,
+        std::make_shared<GrowingSegment>(config_.use, std::move(segment).value(), config_.owner)});
   }
   Part& part = parts_.back();
-  if (Outcome<bool> backed = Back(part, part.used + rounded); !backed.ok()) {
-    return Failure{backed.failure().status, config_.owner + ": " + backed.failure().text};
-  }
-  Buffer buffer{{part.id, part.used}, {part.segment.mapping.data() + part.used, bytes}};
+  Buffer buffer{{part.id, part.used},
+                {part.segment().mapping.data() + part.used, bytes},
+                part.place->Plan(part.used, part.used + rounded)};
   part.used += rounded;
   used_ += rounded;
   budget_->used += rounded;
   return buffer;
-}
-
-Outcome<bool> Arena::Back(Part& part, uint64_t end) {
-  if (end <= part.backed) return true;
-  uint64_t ahead = std::max(end, part.backed + kBackBytes);
-  if (end - part.backed >= Mapping::kHugePageBytes / 2) {
-    ahead = RoundUp(ahead, Mapping::kHugePageBytes);  // The next buffer uses the rest.
-  }
-  ahead = std::min(ahead, part.segment.bytes);
-  if (BackWithMemory(part.segment, part.backed, ahead - part.backed).ok()) {
-    part.backed = ahead;
-    return true;
-  }
-  // There may still be enough memory for this buffer alone.
-  Outcome<bool> backed = BackWithMemory(part.segment, part.backed, end - part.backed);
-  if (backed.ok()) part.backed = end;
-  return backed;
 }
 
 void Arena::Clear() {

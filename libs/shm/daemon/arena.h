@@ -4,12 +4,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "libs/shm/daemon/growing_segment.h"
 #include "libs/shm/daemon/outcome.h"
 #include "libs/shm/daemon/segment.h"
+#include "libs/shm/daemon/unbacked_memory.h"
 #include "libs/shm/layout/messages.h"
 
 namespace talweg::shm {
@@ -32,19 +35,21 @@ class Arena {
   struct Buffer {
     Location location;
     std::span<std::byte> bytes;  // Not writable if the segments are contributions.
+    UnbackedMemory unbacked;     // What the kernel must give before the buffer is used.
   };
   struct Part {
     uint32_t id = 0;
-    Segment segment;
+    std::shared_ptr<GrowingSegment> place;
     uint64_t used = 0;
-    uint64_t backed = 0;  // Up to here it has memory.
+
+    const Segment& segment() const { return place->segment(); }
   };
 
   // Takes segment ids from *next_segment. `next_segment` and `budget` outlive the arena.
   Arena(Config config, ArenaBudget* budget, uint32_t* next_segment);
 
-  // The buffer is aligned to 64 bytes, or has its own pages (kOnePlace); it is zeroed and backed by
-  // memory. kOutOfMemory or kLimit.
+  // The buffer is aligned to 64 bytes, or has its own pages (kOnePlace); it is zeroed. Asks the
+  // kernel for no pages. kOutOfMemory or kLimit.
   Outcome<Buffer> Allocate(uint64_t bytes);
 
   // Returns nullptr if the arena has no such segment. Valid until the next Allocate or Clear.
@@ -54,9 +59,6 @@ class Arena {
   void Clear();
 
  private:
-  // Backs `part` with memory up to `end`.
-  static Outcome<bool> Back(Part& part, uint64_t end);
-
   Config config_;
   ArenaBudget* budget_;
   uint32_t* next_segment_;

@@ -44,19 +44,19 @@ Outcome<ContributionBuffer> NodeMemory::AllocateContribution(Connection* connect
                                                              uint64_t bytes) {
   Outcome<Arena::Buffer> buffer = AllocateFrom(connection, &Connection::contributions, bytes);
   if (!buffer.ok()) return buffer.failure();
-  return ContributionBuffer{buffer.value().location, buffer.value().bytes};
+  return ContributionBuffer{buffer.value().location, buffer.value().bytes, buffer.value().unbacked};
 }
 
 Outcome<ResultBuffer> NodeMemory::AllocateOnePlace(Connection* connection, uint64_t bytes) {
   Outcome<Arena::Buffer> buffer = AllocateFrom(connection, &Connection::one_places, bytes);
   if (!buffer.ok()) return buffer.failure();
-  return ResultBuffer{buffer.value().location, buffer.value().bytes};
+  return ResultBuffer{buffer.value().location, buffer.value().bytes, buffer.value().unbacked};
 }
 
 Outcome<ResultBuffer> NodeMemory::AllocateResult(uint64_t bytes) {
   Outcome<Arena::Buffer> buffer = results_.Allocate(bytes);
   if (!buffer.ok()) return buffer.failure();
-  return ResultBuffer{buffer.value().location, buffer.value().bytes};
+  return ResultBuffer{buffer.value().location, buffer.value().bytes, buffer.value().unbacked};
 }
 
 Outcome<Location> NodeMemory::Place(Connection& connection, const SharedPlace& place,
@@ -73,11 +73,11 @@ void NodeMemory::Clear() {
 const Segment* NodeMemory::FindSegment(Connection& connection, uint32_t id, SegmentKind* kind) {
   *kind = SegmentKind::kContribution;
   if (const SharedArena::Part* part = connection.shared.FindSegment(id)) return &part->segment;
-  if (const Arena::Part* part = connection.contributions->Find(id)) return &part->segment;
-  if (const Arena::Part* part = connection.one_places->Find(id)) return &part->segment;
+  if (const Arena::Part* part = connection.contributions->Find(id)) return &part->segment();
+  if (const Arena::Part* part = connection.one_places->Find(id)) return &part->segment();
   *kind = SegmentKind::kResult;
   const Arena::Part* part = results_.Find(id);
-  return part == nullptr ? nullptr : &part->segment;
+  return part == nullptr ? nullptr : &part->segment();
 }
 
 void NodeMemory::FindContribution(Connection& connection, TensorOfRank& tensor) {

@@ -9,6 +9,7 @@
 #include "libs/base/ids.h"
 #include "libs/shm/daemon/outcome.h"
 #include "libs/shm/daemon/shared_arena.h"
+#include "libs/shm/daemon/unbacked_memory.h"
 #include "libs/shm/layout/messages.h"
 #include "libs/shm/layout/parts.h"
 
@@ -22,6 +23,7 @@ using RankConnectionId = StrongId<struct RankConnectionIdTag, uint64_t>;
 struct ContributionBuffer {
   Location location;
   std::span<const std::byte> bytes;
+  UnbackedMemory unbacked = {};
 };
 
 // The memory of a tensor's results of one parity, or of both. Only the agent writes it; or agent
@@ -29,6 +31,7 @@ struct ContributionBuffer {
 struct ResultBuffer {
   Location location;
   std::span<std::byte> bytes;
+  UnbackedMemory unbacked = {};
 };
 
 // Allocates the memory that an agent shares with its ranks. One owner thread.
@@ -37,7 +40,8 @@ class RankMemory {
   virtual ~RankMemory() = default;
 
   // Memory for tensors. kOutOfMemory names the limit, the used amount and the remedy. Buffers are
-  // aligned to 64 bytes, zeroed, and backed by memory. `bytes`: BufferShape::total_bytes, which
+  // aligned to 64 bytes and zeroed. A buffer is used only after its `unbacked` was backed: a lack
+  // of memory would end the process that touches it. `bytes`: BufferShape::total_bytes, which
   // includes the table of lengths.
   virtual Outcome<ContributionBuffer> AllocateContribution(RankConnectionId connection,
                                                            uint64_t bytes) = 0;

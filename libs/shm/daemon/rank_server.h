@@ -201,8 +201,8 @@ class RankEventSink {
 
 // The agent's side of docs/shared_memory.md: the socket, the ranks, their segments and rings.
 //
-// One owner thread, and no threads of its own. Nothing here blocks (creating large segments takes
-// the time that the kernel needs for their pages). Bytes from ranks never reach a CHECK: a rank
+// One owner thread, and no threads of its own. Nothing here blocks. Buffers get their memory by
+// UnbackedMemory::Back, which another thread may call. Bytes from ranks never reach a CHECK: a rank
 // that sends invalid bytes is told why, disconnected, and reported by OnRankGone.
 //
 // In the duty cycle, call PollRings at every turn (a few cache misses a rank), PollSockets when

@@ -46,15 +46,16 @@ TEST_CASE("Large buffers lie in huge pages, where the kernel gives them") {
     uint32_t next_segment = 1;
     ArenaBudget budget{.bytes_max = 64 * kHuge};
     Arena arena({.use = use, .segment_bytes_min = 8 * kHuge, .owner = "x"}, &budget, &next_segment);
-    REQUIRE(arena.Allocate(1000).ok());
+    REQUIRE(arena.Allocate(1000).value().unbacked.Back().ok());
     auto large = arena.Allocate(3 * kHuge);
     REQUIRE(large.ok());
+    REQUIRE(large.value().unbacked.Back().ok());
     Arena::Part* part = arena.Find(large.value().location.segment);
     REQUIRE(part != nullptr);
     // The rest of the last huge page belongs to the next buffer.
-    CHECK(part->backed == 4 * kHuge);
+    CHECK(part->place->backed() == 4 * kHuge);
     for (const std::byte byte : large.value().bytes) REQUIRE(byte == std::byte{0});
-    const uint64_t huge_kb = HugeKb(part->segment.mapping.data());
+    const uint64_t huge_kb = HugeKb(part->segment().mapping.data());
     if (huge_kb == 0) {
       WARN("SKIPPED: this kernel gives no huge pages");
       continue;

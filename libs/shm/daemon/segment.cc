@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -15,6 +16,10 @@
 #endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
 #endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -32,6 +37,10 @@ const char* UseName(SegmentUse use) {
     case SegmentUse::kResult: return "talweg-result";
   }
   return "talweg";
+}
+
+bool OnlyReads(SegmentUse use) {
+  return use == SegmentUse::kContribution || use == SegmentUse::kSharedContribution;
 }
 
 Failure KernelRefused(SegmentUse use, uint64_t bytes, const char* call) {
@@ -64,6 +73,20 @@ void BackWithHugePages(const Segment& segment, uint64_t offset, uint64_t bytes) 
   ::madvise(segment.mapping.data() + begin, end - begin, MADV_COLLAPSE);
 }
 
+// Maps the pages that the range has. If the kernel refuses, whoever touches a page first does it.
+void MapPages(SegmentUse use, const Segment& segment, uint64_t offset, uint64_t bytes) {
+  // While a call lasts no thread of this process can map or unmap memory. So calls are short.
+  constexpr uint64_t kCallBytes = Mapping::kHugePageBytes;
+  constexpr uint64_t kPage = 4096;
+  const int advice = OnlyReads(use) ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
+  const uint64_t end = offset + bytes;
+  for (uint64_t at = offset / kPage * kPage; at < end;) {
+    const uint64_t next = std::min(end, at / kCallBytes * kCallBytes + kCallBytes);
+    if (::madvise(segment.mapping.data() + at, next - at, advice) != 0) return;
+    at = next;
+  }
+}
+
 }  // namespace
 
 Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes) {
@@ -76,9 +99,7 @@ Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes) {
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return KernelRefused(use, bytes, "ftruncate");
   }
-  const bool only_reads =
-      use == SegmentUse::kContribution || use == SegmentUse::kSharedContribution;
-  const auto access = only_reads ? Mapping::Access::kRead : Mapping::Access::kReadWrite;
+  const auto access = OnlyReads(use) ? Mapping::Access::kRead : Mapping::Access::kReadWrite;
   Mapping mapping = Mapping::Map(fd.get(), bytes, access);
   if (!mapping.valid()) return KernelRefused(use, bytes, "mmap");
   int seals = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -95,7 +116,8 @@ void SealAgainstWriters(const Segment& segment) {
   ::fcntl(segment.fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
 }
 
-Outcome<bool> BackWithMemory(const Segment& segment, uint64_t offset, uint64_t bytes) {
+Outcome<bool> BackWithMemory(SegmentUse use, const Segment& segment, uint64_t offset,
+                             uint64_t bytes) {
   BackWithHugePages(segment, offset, bytes);
   int result;
   do {
@@ -108,6 +130,7 @@ Outcome<bool> BackWithMemory(const Segment& segment, uint64_t offset, uint64_t b
                        " of shared memory left (fallocate: " + std::strerror(errno) +
                        "); free memory, or raise the memory limit of the agent's control group"};
   }
+  MapPages(use, segment, offset, bytes);
   return true;
 }
 

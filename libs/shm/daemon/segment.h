@@ -33,9 +33,11 @@ Outcome<Segment> CreateSegment(SegmentUse use, uint64_t bytes);
 // already sealed its own segment harms only itself.
 void SealAgainstWriters(const Segment& segment);
 
-// Has the kernel allocate zeroed pages, so that a later write cannot fail. Takes the time that the
-// kernel needs. kOutOfMemory if it has no pages.
-Outcome<bool> BackWithMemory(const Segment& segment, uint64_t offset, uint64_t bytes);
+// Has the kernel allocate zeroed pages, so that a later write cannot fail, and map them here, so
+// that it need not be asked again. Takes the time that the kernel needs. kOutOfMemory if it has no
+// pages. Any thread.
+Outcome<bool> BackWithMemory(SegmentUse use, const Segment& segment, uint64_t offset,
+                             uint64_t bytes);
 
 }  // namespace talweg::shm
 

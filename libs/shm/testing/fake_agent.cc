@@ -296,6 +296,7 @@ class FakeAgent::Impl final : public RankEventSink {
       if (one_place) {
         Outcome<ResultBuffer> place = server_->AllocateOnePlace(connection, shape.total_bytes());
         TALWEG_CHECK(place.ok() && options_.server.local_rank_count == 1);
+        TALWEG_CHECK(place.value().unbacked.Back().ok());
         tensor.results = {place.value(), place.value()};
         tensor.contributions[local_rank] = {place.value().location, place.value().bytes};
       }
@@ -309,11 +310,12 @@ class FakeAgent::Impl final : public RankEventSink {
           return;
         }
         result = buffer.value();
+        TALWEG_CHECK(result.unbacked.Back().ok());
       }
       const uint64_t log_bytes = ArrivalsBytes(declaration.bytes());
       if (options_.tells_arrivals && !ranks_sum && log_bytes > 0) {
         const Outcome<ResultBuffer> log = server_->AllocateResult(log_bytes);
-        TALWEG_CHECK(log.ok());
+        TALWEG_CHECK(log.ok() && log.value().unbacked.Back().ok());
         tensor.arrivals_location = log.value().location;
         tensor.arrivals = ArrivalLog(log.value().bytes);
       }
@@ -369,7 +371,10 @@ class FakeAgent::Impl final : public RankEventSink {
  private:
   Outcome<ContributionBuffer> Contribution(RankConnectionId connection, const FakeTensor& tensor) {
     if (!tensor.shared) {
-      return server_->AllocateContribution(connection, tensor.declaration.shape().total_bytes());
+      Outcome<ContributionBuffer> buffer =
+          server_->AllocateContribution(connection, tensor.declaration.shape().total_bytes());
+      if (buffer.ok()) TALWEG_CHECK(buffer.value().unbacked.Back().ok());
+      return buffer;
     }
     Outcome<Location> location = server_->PlaceContribution(connection, *tensor.shared);
     if (!location.ok()) return location.failure();

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TALWEG_SERVICES_AGENT_MEMORY_ORDER_H_
+#define TALWEG_SERVICES_AGENT_MEMORY_ORDER_H_
+
+#include <absl/status/status.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "libs/shm/daemon/unbacked_memory.h"
+
+namespace talweg::agent {
+
+// Anonymous memory of this process, in whole pages, zero until written. It is there after Fill.
+class PrivatePages {
+ public:
+  // `is_rarely_used`: the kernel gives each page when it is first touched.
+  explicit PrivatePages(size_t bytes, bool is_rarely_used = false)
+      : wanted_(bytes), is_rarely_used_(is_rarely_used) {}
+  PrivatePages(const PrivatePages&) = delete;
+  PrivatePages& operator=(const PrivatePages&) = delete;
+  ~PrivatePages();
+
+  // Maps the memory, and has the kernel set it aside. Takes the time that the kernel needs. Ends
+  // early if only the caller holds `pages`. RESOURCE_EXHAUSTED if the kernel has no memory.
+  static absl::Status Fill(const std::shared_ptr<PrivatePages>& pages);
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  const size_t wanted_;
+  const bool is_rarely_used_;
+  std::span<std::byte> bytes_;
+};
+
+// What a tensor needs of the kernel before anybody touches its memory. Nothing is asked for if the
+// memory is given back before its turn comes. Copyable.
+class MemoryOrder {
+ public:
+  void Add(const shm::UnbackedMemory& memory) {
+    if (!memory.empty()) shared_.push_back(memory);
+  }
+  void Add(const std::shared_ptr<PrivatePages>& pages) { pages_.push_back(pages); }
+  bool empty() const { return shared_.empty() && pages_.empty(); }
+
+  // Any thread, but the orders of one agent one after another. Takes the time that the kernel
+  // needs. RESOURCE_EXHAUSTED if it has no memory.
+  absl::Status Fill() const;
+  // Prepares for the orders that follow. Likewise.
+  void FillAhead() const;
+
+ private:
+  std::vector<shm::UnbackedMemory> shared_;
+  std::vector<std::weak_ptr<PrivatePages>> pages_;
+};
+
+using OrderNumber = uint64_t;
+
+// Whoever fills orders, in the order in which they come.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  // MemoryOrders::OnFilled follows, now or later.
+  virtual void Ask(OrderNumber number, MemoryOrder order) = 0;
+};
+
+// The orders that are not filled yet. Owned by the data thread.
+class MemoryOrders {
+ public:
+  using Then = std::function<void(const absl::Status&)>;
+
+  // `source` outlives this. Null: the caller of Place fills each order itself.
+  explicit MemoryOrders(MemorySource* source) : source_(source) {}
+
+  // Calls `then` when the memory is there, or when there is none: inside this call if nothing is
+  // to be asked for.
+  void Place(MemoryOrder order, Then then);
+  // The source has filled the order. Does nothing if the order was forgotten.
+  void OnFilled(OrderNumber number, const absl::Status& status);
+  // Nobody waits for the orders any more.
+  void Forget() { waiting_.clear(); }
+
+  size_t waiting_count() const { return waiting_.size(); }
+
+ private:
+  MemorySource* const source_;
+  OrderNumber next_ = 1;
+  std::map<OrderNumber, Then> waiting_;
+};
+
+}  // namespace talweg::agent
+
+#endif  // TALWEG_SERVICES_AGENT_MEMORY_ORDER_H_

@@ -188,6 +188,28 @@ TEST_CASE("AgentCore: ranks of one node that disagree poison the tensor everywhe
   CHECK(f.Entries<wire::Failed>(frozen) == told);
 }
 
+TEST_CASE("AgentCore: the owners hear of a disagreement that came before the memory",
+          "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 2}, 1));
+  f.Declare(0, Spec("w", 100));
+  const auto replies = f.Of<DeclareReply>(f.Declare(1, Spec("w", 200)));
+  REQUIRE(replies.size() == 2);  // The ranks need not wait for the memory.
+  CHECK(replies[0].status == Status::kMismatch);
+  CHECK(replies[1].status == Status::kMismatch);
+  const auto new_view = GENERATE(false, true);
+  if (new_view) {
+    // The new view's owner hears of it with everything else.
+    f.OnView(MakeView(2, {2, 2}, 1));
+    CHECK(f.Entries<wire::Failed>(f.From(0, wire::FrameType::kFenceAck)).size() == 1);
+  }
+  // Whether there is memory no longer matters.
+  const Effects told = f.Allocated(0, GENERATE("", "no memory"));
+  CHECK(f.Entries<wire::Failed>(told).size() == (new_view ? 0 : 1));
+  CHECK(f.Entries<wire::Declare>(told).size() == (new_view ? 0 : 1));
+  CHECK_FALSE(f.member.views().has_failed());
+}
+
 TEST_CASE("AgentCore: the owners of each later view hear what an owner said about a tensor",
           "[pipeline]") {
   Fixture f;

@@ -160,7 +160,7 @@ struct SliceArrived {
 };
 
 // Allocates a tensor's memory: a contribution buffer for every local rank, two result buffers, and
-// a send buffer if the node has several ranks. OnTensorAllocated follows.
+// a send buffer if the node has several ranks. OnTensorAllocated follows, now or later.
 struct AllocateTensor {
   TensorIndex tensor;
   TensorSpec spec;

@@ -2,6 +2,7 @@
 #include "tests/sim/agent_process.h"
 
 #include <algorithm>
+#include <iterator>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -78,7 +79,8 @@ AgentProcess::AgentProcess(Timeline* timeline, Trace* trace, Network* network,
            .ranks = &rank_server_,
            .transport = &transport_,
            .combiner = &combiner_,
-           .codec = &codec_}),
+           .codec = &codec_,
+           .memory_source = config.profile->agent_memory_is_late ? this : nullptr}),
       data_plane_({.host_id = config.host_id}, &transport_, &driver_.memory(), &driver_.timeline(),
                   &clock_, &driver_),
       ranks_(config.rank_count) {
@@ -252,7 +254,24 @@ void AgentProcess::WatchAllocate(const pipeline::AllocateTensor& allocate) {
   tensor.spec = allocate.spec;
   if (!config_.profile->agent_memory_is_short || !timeline_->random().OneIn(4)) return;
   trace_->Reached("no memory for a tensor at an agent");
-  rank_server_.memory().RefuseNextResult();
+  if (config_.profile->agent_memory_is_late && timeline_->random().OneIn(2)) {
+    refuses_memory_ = true;  // The driver asks next for this tensor's.
+  } else {
+    rank_server_.memory().RefuseNextResult();
+  }
+}
+
+void AgentProcess::Ask(agent::OrderNumber number, agent::MemoryOrder order) {
+  absl::Status status;
+  if (std::exchange(refuses_memory_, false)) status = absl::ResourceExhaustedError("not enough");
+  constexpr uint64_t kMostNs[] = {kPassNs, kPassNs, kMemoryNs / 10, kMemoryNs};
+  const uint64_t most_ns = kMostNs[timeline_->random().Below(std::size(kMostNs))];
+  const auto delay_ns = static_cast<int64_t>(timeline_->random().Below(most_ns));
+  memory_ns_ = std::max(memory_ns_, timeline_->now_ns() + delay_ns);
+  Later(memory_ns_ - timeline_->now_ns(), [this, number, order = std::move(order), status] {
+    if (ended_) return;
+    Run([&] { driver_.OnFilled(number, status.ok() ? order.Fill() : status); });
+  });
 }
 
 void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {

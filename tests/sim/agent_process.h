@@ -53,7 +53,9 @@ class CellCombiner final : public agent::RankCombiner {
 // One life of one node's agent, with its ranks: the daemon's own AgentDriver and AgentDataPlane on
 // the simulated network, simulated trainers that push every tensor round after round, and the
 // checks of all these.
-class AgentProcess : private TransportWatcher, private RankHearing {
+class AgentProcess : private TransportWatcher,
+                     private RankHearing,
+                     private agent::MemorySource {
  public:
   struct Config {
     std::string job_name;
@@ -111,6 +113,8 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   // The time of a pass of the data thread that finds something, and of one that sums.
   static constexpr uint64_t kPassNs = 20 * kMicrosecond;
   static constexpr uint64_t kReduceNs = 50 * kMicrosecond;
+  // How long the kernel takes to give memory, at most, where it is late.
+  static constexpr uint64_t kMemoryNs = 2 * kSecond;
   enum class RankState : uint8_t { kStarting, kDeclaring, kTraining, kDone, kFailed, kDead };
   struct RankTensor {
     bool is_mine = true;  // Whether the rank takes part in it.
@@ -161,6 +165,9 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   void OnJobFailed(const std::string& text) override;
   uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) override;
   void OnMembership(LocalRank rank, uint32_t request, const shm::RankMembership& answer) override;
+
+  // --- agent::MemorySource.
+  void Ask(agent::OrderNumber number, agent::MemoryOrder order) override;
 
   // agent_process.cc
 
@@ -293,6 +300,8 @@ class AgentProcess : private TransportWatcher, private RankHearing {
   SimRankServer rank_server_;
   agent::AgentDriver driver_;
   agent::AgentDataPlane data_plane_;
+  int64_t memory_ns_ = 0;  // When the last memory that was asked for comes.
+  bool refuses_memory_ = false;
   bool poll_due_ = false;
   int64_t wake_ns_ = 0;
   bool ended_ = false;  // Its life is over.

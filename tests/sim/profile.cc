@@ -346,6 +346,17 @@ Profile DrawStandbys(Random& random) {
   return profile;
 }
 
+Profile DrawLate(Random& random) {
+  const uint64_t base = random.Below(8);
+  Profile profile = base < 2   ? DrawUsual(random)
+                    : base < 5 ? DrawRecovery(random)
+                    : base < 7 ? DrawGroups(random)
+                               : DrawStandbys(random);
+  profile.agent_memory_is_late = true;
+  profile.agent_memory_is_short |= random.OneIn(10);
+  return profile;
+}
+
 Profile DrawKind(Kind kind, Random& random) {
   switch (kind) {
     case Kind::kUsual: break;
@@ -354,6 +365,7 @@ Profile DrawKind(Kind kind, Random& random) {
     case Kind::kGroups: return DrawGroups(random);
     case Kind::kHosts: return DrawHosts(random);
     case Kind::kStandbys: return DrawStandbys(random);
+    case Kind::kLate: return DrawLate(random);
   }
   Profile profile = DrawUsual(random);
   if (random.OneIn(150)) Widen(profile, random);
@@ -380,6 +392,7 @@ const char* KindName(Kind kind) {
     case Kind::kGroups: return "groups";
     case Kind::kHosts: return "hosts";
     case Kind::kStandbys: return "standbys";
+    case Kind::kLate: return "late";
   }
   return "unknown";
 }

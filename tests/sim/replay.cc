@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lives one life again and prints all that happens in it:
-//   bazel run //tests/sim:replay -- [--kind=usual|recovery|silent|groups|hosts|standbys] --seed=N
+//   bazel run //tests/sim:replay -- [--kind=usual|recovery|silent|groups|hosts|standbys|late] --seed=N
 // With --seeds=FIRST-LAST it lives many lives and prints which of them break something.
 #include <cstdio>
 #include <cstdlib>
@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
     if (*end == '-') return LiveAll(kind, first, std::strtoull(end + 1, nullptr, 10));
   }
   std::fprintf(stderr,
-               "usage: replay [--kind=usual|recovery|silent|groups|hosts|standbys] --seed=N | "
+               "usage: replay [--kind=usual|recovery|silent|groups|hosts|standbys|late] --seed=N | "
                "--seeds=FIRST-LAST\n");
   return 2;
 }

@@ -36,7 +36,7 @@ std::pair<shm::Location, std::span<std::byte>> SimRankMemory::Allocate(uint64_t 
 shm::Outcome<shm::ContributionBuffer> SimRankMemory::AllocateContribution(
     shm::RankConnectionId /*connection*/, uint64_t bytes) {
   const auto [location, memory] = Allocate(bytes);
-  return shm::ContributionBuffer{location, memory};
+  return shm::ContributionBuffer{location, memory, Unbacked()};
 }
 
 shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateResult(uint64_t bytes) {
@@ -44,7 +44,7 @@ shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateResult(uint64_t bytes) {
     return shm::Failure{shm::RankStatus::kOutOfMemory, "not enough memory"};
   }
   const auto [location, memory] = Allocate(bytes);
-  return shm::ResultBuffer{location, memory};
+  return shm::ResultBuffer{location, memory, Unbacked()};
 }
 
 shm::Outcome<shm::ResultBuffer> SimRankMemory::AllocateOnePlace(shm::RankConnectionId connection,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -47,6 +48,14 @@ class SimRankMemory final : public shm::RankMemory {
 
   std::pair<shm::Location, std::span<std::byte>> Allocate(uint64_t bytes);
 
+  // Says of each buffer that the kernel has still to give it.
+  class Given final : public shm::BackedLater {
+    shm::Outcome<bool> Back(uint64_t, uint64_t) override { return true; }
+    void BackAhead() override {}
+  };
+  shm::UnbackedMemory Unbacked() const { return {given_, 0, 1}; }
+
+  const std::shared_ptr<Given> given_ = std::make_shared<Given>();
   std::deque<std::vector<Cell>> segments_;  // By number, from 1.
   bool refuses_ = false;
 };

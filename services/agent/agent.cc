@@ -74,13 +74,12 @@ absl::Status Agent::Open() {
   memory_thread_ = std::make_unique<MemoryThread>([this](OrderNumber number, absl::Status status) {
     mailbox_->Post(OrderFilled{number, std::move(status)});
   });
-  driver_ =
-      std::make_unique<AgentDriver>(DriverOptions(),
-                                    AgentDriver::Parts{.clock = &clock_,
-                                                       .ranks = rank_server_.get(),
-                                                       .transport = transport_.get(),
-                                                       .combiner = &combiner_,
-                                                       .memory_source = memory_thread_.get()});
+  driver_ = std::make_unique<AgentDriver>(
+      DriverOptions(), AgentDriver::Parts{.clock = &clock_,
+                                          .ranks = rank_server_.get(),
+                                          .transport = transport_.get(),
+                                          .combiner = &combiner_,
+                                          .memory_source = memory_thread_.get()});
   if (has_gpus) {
     const bool has_cpus = loop_->spin_ns_max() > 0 && std::thread::hardware_concurrency() > 2;
     gpus_ = std::make_unique<GpuFront>(std::move(gpu_platform_), has_cpus ? kWatchGpuNs : 0,

@@ -47,7 +47,8 @@ struct AgentOptions {
 // talweg-agent but for main(): serves one node's ranks in one job, from joining it to its end.
 //
 // One thread, the data thread, makes, runs and destroys an Agent. Any thread may call Stop. gRPC's
-// threads only post to its mailbox, and so does a MemoryThread, which waits for the kernel's memory.
+// threads only post to its mailbox, and so does a MemoryThread, which waits for the kernel's
+// memory.
 class Agent final : private runtime::Poller, private GpuEvents {
  public:
   // Binds the ranks' socket and the admin port. An error names the socket or port that is taken,

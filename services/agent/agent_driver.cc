@@ -167,11 +167,10 @@ void AgentDriver::Do(pipeline::AllocateTensor& effect) {
   const absl::Status planned =
       memory_->Allocate(effect.tensor, effect.spec, std::move(wishes), &order);
   if (!planned.ok()) return OnAllocated(effect.tensor, on_device, planned);
-  orders_.Place(std::move(order),
-                [this, tensor = effect.tensor, on_device](const absl::Status& filled) {
-                  OnAllocated(tensor, on_device,
-                              filled.ok() ? memory_->OnAllocated(tensor) : filled);
-                });
+  orders_.Place(
+      std::move(order), [this, tensor = effect.tensor, on_device](const absl::Status& filled) {
+        OnAllocated(tensor, on_device, filled.ok() ? memory_->OnAllocated(tensor) : filled);
+      });
 }
 
 void AgentDriver::OnAllocated(pipeline::TensorIndex tensor, bool on_device, absl::Status status) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/memory_thread.h"
 
-#include <catch2/catch.hpp>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <catch2/catch.hpp>
 
 namespace talweg::agent {
 namespace {
@@ -166,9 +167,7 @@ TEST_CASE("MemoryOrders: an answer comes once, and not to who has forgotten", "[
   MemoryOrders orders(&source);
   const auto place = std::make_shared<SlowPlace>();
   std::vector<std::string> said;
-  const auto then = [&said](const absl::Status& status) {
-    said.emplace_back(status.message());
-  };
+  const auto then = [&said](const absl::Status& status) { said.emplace_back(status.message()); };
   orders.Place(MemoryOrder{}, then);
   CHECK(said.size() == 1);  // There was nothing to ask for.
   orders.Place(OrderOf(place, 10), then);

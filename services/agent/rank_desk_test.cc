@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/agent/rank_desk.h"
 
-#include <catch2/catch.hpp>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <catch2/catch.hpp>
 
 #include "libs/base/bytes.h"
 #include "services/agent/memory_order.h"
@@ -66,8 +67,8 @@ class RecordingServer final : public shm::RankServer {
   uint64_t PublishStop(shm::RankConnectionId, uint64_t) override { return 0; }
   uint64_t StepsEnded(shm::RankConnectionId) override { return 0; }
   void PublishEpoch(Epoch) override {}
-  void ReplyMembership(shm::RankConnectionId, shm::RequestId,
-                       const shm::RankMembership&) override {}
+  void ReplyMembership(shm::RankConnectionId, shm::RequestId, const shm::RankMembership&) override {
+  }
   void ReplyTold(shm::RankConnectionId, shm::RequestId, const shm::Told&) override {}
   void Renumber(shm::RankConnectionId, Rank, uint32_t, const shm::RankNumbers&) override {}
   void PublishCompletion(const Completion& completion) override {
@@ -149,9 +150,8 @@ struct Fixture {
     }
   }
 
-  pipeline::TensorSpec spec = {.name = "w",
-                               .collective = Collective::Of(DType::kF32, Op::kSum, 100),
-                               .ranks = {Rank{0}}};
+  pipeline::TensorSpec spec = {
+      .name = "w", .collective = Collective::Of(DType::kF32, Op::kSum, 100), .ranks = {Rank{0}}};
   RecordingServer server;
   RecordingEvents events;
   LateSource source;

@@ -94,8 +94,7 @@ void TensorMemory::AddArrivalLog(Entry& entry, MemoryOrder* order) {
   }
 }
 
-std::shared_ptr<PrivatePages> TensorMemory::AllocateTravel(const Entry& entry,
-                                                           MemoryOrder* order) {
+std::shared_ptr<PrivatePages> TensorMemory::AllocateTravel(const Entry& entry, MemoryOrder* order) {
   const uint64_t bytes = entry.spec.collective.travel_bytes_max(entry.spec.bytes());
   if (bytes == 0) return nullptr;
   // With a NIC on the GPU only short contributions pass through the host.

@@ -90,8 +90,7 @@ TEST_CASE("TensorMemory: a NIC has some memory of a tensor, and the host has the
                                .results = {f.OnDevice(0x2000'0000), f.OnDevice(0x3000'0000)}};
   const auto* const send = nic.send.registration();
   const std::array results = {nic.results[0].registration(), nic.results[1].registration()};
-  const absl::Status allocated =
-      f.Allocate({.on_device = true, .nic = std::move(nic)});
+  const absl::Status allocated = f.Allocate({.on_device = true, .nic = std::move(nic)});
   REQUIRE(allocated.ok());
 
   // Results are whole where the NIC writes them. Short contributions travel in frames.

@@ -2,8 +2,8 @@
 #include "tests/sim/agent_process.h"
 
 #include <algorithm>
-#include <iterator>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 #include <utility>
 #include <variant>

@@ -53,9 +53,7 @@ class CellCombiner final : public agent::RankCombiner {
 // One life of one node's agent, with its ranks: the daemon's own AgentDriver and AgentDataPlane on
 // the simulated network, simulated trainers that push every tensor round after round, and the
 // checks of all these.
-class AgentProcess : private TransportWatcher,
-                     private RankHearing,
-                     private agent::MemorySource {
+class AgentProcess : private TransportWatcher, private RankHearing, private agent::MemorySource {
  public:
   struct Config {
     std::string job_name;

@@ -80,7 +80,7 @@ struct Profile {
   uint64_t place_bytes_max = 0;
   bool rule_is_of_tenant = false;
   bool agent_memory_is_short = false;
-  bool agent_memory_is_late = false;  // It comes a while after it was asked for.
+  bool agent_memory_is_late = false;     // It comes a while after it was asked for.
   int64_t history_ns = 600'000'000'000;  // How long the scheduler remembers a job that is over.
   uint32_t fault_weights[18] = {};       // By Fault.
   // One restart of the scheduler in so many finds an older store.
@@ -125,9 +125,8 @@ enum class Kind : uint8_t {
   kLate,      // As one of those, and agents get their memory late.
 };
 
-inline constexpr Kind kKinds[] = {Kind::kUsual,  Kind::kRecovery, Kind::kSilent,
-                                  Kind::kGroups, Kind::kHosts,    Kind::kStandbys,
-                                  Kind::kLate};
+inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
+                                  Kind::kHosts, Kind::kStandbys, Kind::kLate};
 const char* KindName(Kind kind);
 
 Profile DrawProfile(Kind kind, Random& random);

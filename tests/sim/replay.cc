@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lives one life again and prints all that happens in it:
-//   bazel run //tests/sim:replay -- [--kind=usual|recovery|silent|groups|hosts|standbys|late] --seed=N
+//   bazel run //tests/sim:replay -- [--kind=usual|recovery|silent|groups|hosts|standbys|late]
+//   --seed=N
 // With --seeds=FIRST-LAST it lives many lives and prints which of them break something.
 #include <cstdio>
 #include <cstdlib>

@@ -3,8 +3,9 @@
 
 #include <sys/stat.h>
 
-#include <catch2/catch.hpp>
 #include <memory>
+
+#include <catch2/catch.hpp>
 
 #include "libs/base/bytes.h"
 
@@ -12,8 +13,8 @@ namespace talweg::shm {
 namespace {
 
 std::shared_ptr<GrowingSegment> MakeSegment(uint64_t bytes) {
-  return std::make_shared<GrowingSegment>(
-      SegmentUse::kResult, CreateSegment(SegmentUse::kResult, bytes).value(), "x");
+  return std::make_shared<GrowingSegment>(SegmentUse::kResult,
+                                          CreateSegment(SegmentUse::kResult, bytes).value(), "x");
 }
 
 // Returns how many bytes the kernel has given to the segment.
@@ -88,8 +89,8 @@ TEST_CASE("GrowingSegment: nothing is asked for after its owner has let go of it
 TEST_CASE("GrowingSegment: a lack of memory names the owner") {
   Segment segment = CreateSegment(SegmentUse::kResult, kMiB).value();
   segment.fd.Reset();  // The kernel refuses what it is asked for.
-  const auto place =
-      std::make_shared<GrowingSegment>(SegmentUse::kResult, std::move(segment), "results of this node");
+  const auto place = std::make_shared<GrowingSegment>(SegmentUse::kResult, std::move(segment),
+                                                      "results of this node");
   const Outcome<bool> backed = place->Plan(0, kMiB).Back();
   REQUIRE_FALSE(backed.ok());
   CHECK(backed.failure().status == RankStatus::kOutOfMemory);

@@ -27,7 +27,8 @@ Outcome<RankControl> RankControl::Create(ControlShape shape, const Identity& ide
   Outcome<Segment> segment = CreateSegment(SegmentUse::kControl, shape.total_bytes());
   if (!segment.ok()) return segment.failure();
   // This backs what every rank uses. The tensors' states are backed when tensors are declared.
-  if (Outcome<bool> backed = BackWithMemory(SegmentUse::kControl, segment.value(), 0, shape.states_offset());
+  if (Outcome<bool> backed =
+          BackWithMemory(SegmentUse::kControl, segment.value(), 0, shape.states_offset());
       !backed.ok()) {
     return backed.failure();
   }

@@ -49,30 +49,16 @@ shm::RankStatus FromStatus(const absl::Status& status) {
   }
 }
 
-// The core and the ranks use the same numbers.
-shm::TensorIndex ToShm(pipeline::TensorIndex tensor) { return shm::TensorIndex{tensor.value()}; }
-
 }  // namespace
-
-shm::RankStatus ToRankStatus(pipeline::Status status) {
-  switch (status) {
-    case pipeline::Status::kOk: return shm::RankStatus::kOk;
-    case pipeline::Status::kInvalid: return shm::RankStatus::kInvalidArgument;
-    case pipeline::Status::kMismatch: return shm::RankStatus::kMismatch;
-    case pipeline::Status::kOverBudget: return shm::RankStatus::kOutOfMemory;
-    case pipeline::Status::kAborted: return shm::RankStatus::kAborted;
-    case pipeline::Status::kJobFailed: return shm::RankStatus::kJobFailed;
-  }
-  return shm::RankStatus::kInternal;
-}
 
 RankDesk::RankDesk(uint32_t rank_count, const std::string& job_name, shm::RankServer* server,
                    TensorMemory* memory, MemoryOrders* orders, RankEvents* events)
     : job_name_(job_name),
       server_(server),
       memory_(memory),
-      orders_(orders),
       events_(events),
+      replies_(server, memory, orders,
+               [events](const std::string& text) { events->OnRankFailure(text); }),
       ranks_(rank_count) {}
 
 RankDesk::Rank* RankDesk::Find(shm::RankConnectionId connection, LocalRank* local_rank) {
@@ -278,7 +264,7 @@ void RankDesk::OnRankGone(shm::RankConnectionId connection, const shm::RankGone&
   Rank* rank = Find(connection, &local_rank);
   gone_.push_back(connection);
   if (rank == nullptr) return;
-  DropLate(local_rank);
+  replies_.OnRankGone(local_rank);
   rank->attached = false;
   rank->ended = gone.clean ? "left" : gone.text;
   events_->OnRanksAttached(false);
@@ -411,71 +397,14 @@ void RankDesk::Do(const pipeline::DeclareReply& effect) {
                             .arrivals = memory_->ArrivalsLocation(effect.tensor)});
     return;
   }
-  const TensorOfRank which{effect.tensor, effect.local_rank};
-  LateReply& late = late_[which];
-  late.connection = rank.connection;
-  late.replies.push_back(effect);
-  if (late.replies.size() > 1) return;  // The rank has declared it before, and waits.
-  MemoryOrder order;
-  const absl::Status attached =
-      memory_->Attach(effect.tensor, effect.local_rank, rank.connection, &order);
-  if (!attached.ok()) return ReplyLate(which, attached);
-  orders_->Place(std::move(order),
-                 [this, which](const absl::Status& filled) { ReplyLate(which, filled); });
-}
-
-void RankDesk::ReplyLate(TensorOfRank which, const absl::Status& filled) {
-  const auto late = late_.extract(which);
-  if (late.empty()) return;  // The rank has gone.
-  const absl::Status attached =
-      filled.ok() ? memory_->OnAttached(which.first, which.second) : filled;
-  if (!attached.ok()) {
-    const std::string text(attached.message());
-    for (const pipeline::DeclareReply& reply : late.mapped().replies) {
-      server_->RefuseDeclaration(late.mapped().connection, shm::RequestId{reply.request},
-                                 shm::RankStatus::kOutOfMemory, text);
-    }
-    // The other ranks would wait for this one's contribution for ever.
-    return events_->OnRankFailure(text);
-  }
-  for (const pipeline::DeclareReply& reply : late.mapped().replies) ReplyInHostMemory(reply);
-  // Those who were told in time have heard it already.
-  for (const pipeline::CompleteRound& round : late.mapped().completed) Publish(round);
-}
-
-void RankDesk::DropLate(LocalRank rank) {
-  std::erase_if(late_, [rank](const auto& late) { return late.first.second == rank; });
-}
-
-void RankDesk::ReplyInHostMemory(const pipeline::DeclareReply& reply) {
-  server_->ReplyDeclared(
-      ranks_[reply.local_rank.value()].connection, shm::RequestId{reply.request},
-      {.tensor = ToShm(reply.tensor),
-       .tensor_bytes = memory_->spec(reply.tensor).bytes(),
-       .completed_round = reply.held,
-       .contribution = memory_->ContributionLocation(reply.tensor, reply.local_rank),
-       .result = memory_->ResultLocations(reply.tensor),
-       .arrivals = memory_->ArrivalsLocation(reply.tensor),
-       .shared = memory_->Shared(reply.tensor)});
+  replies_.Reply(rank.connection, effect);
 }
 
 void RankDesk::Do(const pipeline::CompleteRound& effect) {
   if (effect.status == pipeline::Status::kOk) {
     memory_->WriteLengths(effect.tensor, effect.round, effect.lengths);
   }
-  for (auto& [which, late] : late_) {
-    if (which.first == effect.tensor) late.completed.push_back(effect);
-  }
-  Publish(effect);
-}
-
-void RankDesk::Publish(const pipeline::CompleteRound& effect) {
-  server_->PublishCompletion({.tensor = ToShm(effect.tensor),
-                              .round = effect.round,
-                              .status = ToRankStatus(effect.status),
-                              .text = effect.text,
-                              .ranks_summed = effect.ranks_summed,
-                              .sum_epoch = effect.sum_epoch});
+  replies_.Publish(effect);
 }
 
 void RankDesk::Do(const pipeline::SliceArrived& effect) {
@@ -487,7 +416,7 @@ void RankDesk::Do(const pipeline::FailRank& effect) {
   if (effect.local_rank.value() >= ranks_.size()) return;
   Rank& rank = ranks_[effect.local_rank.value()];
   if (!rank.attached) return;
-  DropLate(effect.local_rank);
+  replies_.OnRankGone(effect.local_rank);
   rank.attached = false;
   rank.ended = effect.text;
   if (!rank.welcomed) {
@@ -502,7 +431,7 @@ void RankDesk::Do(const pipeline::FailRank& effect) {
 }
 
 void RankDesk::Do(const pipeline::FailJob& effect) {
-  late_.clear();
+  replies_.Forget();
   server_->FailAll(ToRankStatus(effect.status), effect.text);
   for (Rank& rank : ranks_) {
     if (!rank.attached || rank.welcomed) continue;
@@ -523,7 +452,7 @@ void RankDesk::Restart() {
   one_place_names_.clear();
   stop_.reset();
   at_boundary_.clear();
-  late_.clear();
+  replies_.Forget();
   have_state_ = false;
 }
 

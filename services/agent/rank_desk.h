@@ -5,7 +5,6 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -17,13 +16,12 @@
 #include "libs/pipeline/effects.h"
 #include "libs/shm/daemon/rank_server.h"
 #include "libs/view/view.h"
+#include "services/agent/declare_replies.h"
 #include "services/agent/encoding_rule.h"
 #include "services/agent/memory_order.h"
 #include "services/agent/tensor_memory.h"
 
 namespace talweg::agent {
-
-shm::RankStatus ToRankStatus(pipeline::Status status);
 
 // What ranks do, in the core's terms.
 class RankEvents {
@@ -154,15 +152,6 @@ class RankDesk final : public shm::RankEventSink {
                    shm::TensorIndex tensor, uint32_t buffer, RoundSignature signature) override;
 
  private:
-  // A rank's declarations of a tensor that are answered once its contribution has memory. The core
-  // counts the rank as told.
-  struct LateReply {
-    shm::RankConnectionId connection;
-    std::vector<pipeline::DeclareReply> replies;
-    std::vector<pipeline::CompleteRound> completed;  // Since the first reply.
-  };
-  using TensorOfRank = std::pair<pipeline::TensorIndex, LocalRank>;
-
   // A rank that waits for the next step.
   struct AtBoundary {
     LocalRank rank;
@@ -171,10 +160,6 @@ class RankDesk final : public shm::RankEventSink {
   };
 
   void Greet(LocalRank rank);
-  void ReplyLate(TensorOfRank which, const absl::Status& filled);
-  void DropLate(LocalRank rank);
-  void ReplyInHostMemory(const pipeline::DeclareReply& reply);
-  void Publish(const pipeline::CompleteRound& effect);
   // Sends the view of `epoch`, 0 for the newest, to one rank.
   void AnswerView(LocalRank rank, shm::RequestId request, Epoch epoch, uint32_t first_member);
 
@@ -183,8 +168,8 @@ class RankDesk final : public shm::RankEventSink {
   const std::string job_name_;
   shm::RankServer* const server_;
   TensorMemory* const memory_;
-  MemoryOrders* const orders_;
   RankEvents* const events_;
+  DeclareReplies replies_;
   RankDevices* devices_ = nullptr;
   std::set<std::string> declared_names_;
   std::set<std::string> device_names_;                        // First declared on a GPU.
@@ -194,7 +179,6 @@ class RankDesk final : public shm::RankEventSink {
   std::vector<Rank> ranks_;
   std::optional<view::View> view_;
   view::MemberIdentity self_;
-  std::map<TensorOfRank, LateReply> late_;
   std::vector<shm::RankConnectionId> gone_;
   bool membership_changes_ = false;
   EncodingRule encoding_rule_;

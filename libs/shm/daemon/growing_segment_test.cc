@@ -3,7 +3,12 @@
 
 #include <sys/stat.h>
 
+#include <condition_variable>
+#include <deque>
 #include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 #include <catch2/catch.hpp>
 
@@ -84,6 +89,44 @@ TEST_CASE("GrowingSegment: nothing is asked for after its owner has let go of it
     CHECK(place->Back(0, kMiB).ok());
     CHECK(Given(*place) == 0);
   }
+}
+
+TEST_CASE("GrowingSegment: one thread plans and lets go while another one backs") {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<UnbackedMemory> planned;
+  bool ends = false;
+  bool all_ok = true;  // The thread's, until it has ended.
+  std::thread backs([&] {
+    std::unique_lock lock(mutex);
+    while (!ends || !planned.empty()) {
+      changed.wait(lock, [&] { return ends || !planned.empty(); });
+      if (planned.empty()) continue;
+      const UnbackedMemory next = std::move(planned.front());
+      planned.pop_front();
+      lock.unlock();
+      all_ok = all_ok && next.Back().ok();
+      next.BackAhead();
+      lock.lock();
+    }
+  });
+  for (int life = 0; life < 8; ++life) {
+    auto place = MakeSegment(16 * kMiB);
+    for (uint64_t at = 0; at < 16 * kMiB; at += kMiB) {
+      const UnbackedMemory memory = place->Plan(at, at + kMiB);
+      if (memory.empty()) place->segment().mapping.data()[at] = std::byte{1};
+      const std::lock_guard lock(mutex);
+      planned.push_back(memory);
+      changed.notify_all();
+    }
+  }
+  {
+    const std::lock_guard lock(mutex);
+    ends = true;
+    changed.notify_all();
+  }
+  backs.join();
+  CHECK(all_ok);
 }
 
 TEST_CASE("GrowingSegment: a lack of memory names the owner") {

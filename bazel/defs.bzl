@@ -136,6 +136,44 @@ def talweg_cc_test(
         **kwargs
     )
 
+# No fused multiply-add where the source has a product and a sum: not every instruction set has it.
+# -O2 also in builds that want less: without inlining, a vector operation is a call.
+_KERNEL_COPTS = [
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-O2",
+    "-ffp-contract=off",
+]
+
+_INSTRUCTION_SETS = {
+    "portable": [],
+    "avx2": [
+        "-mavx2",
+        "-mf16c",
+        "-mfma",
+    ],
+    "avx512": [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+    ],
+}
+
+def talweg_kernel_libraries(deps):
+    """The libraries kernels_portable, kernels_avx2 and kernels_avx512, each of the source of its name.
+
+    Args:
+      deps: what they have in common. libs/reduce/kernel_table.h says what may stand there.
+    """
+    for name, copts in _INSTRUCTION_SETS.items():
+        talweg_cc_library(
+            name = "kernels_" + name,
+            srcs = ["kernels_%s.cc" % name],
+            copts = _KERNEL_COPTS + copts,
+            deps = deps,
+        )
+
 def talweg_cc_benchmark(name, srcs, deps = [], copts = [], smoke_args = [], **kwargs):
     """A Google Benchmark program, and `<name>_smoke_test`, which runs each benchmark once or so.
 

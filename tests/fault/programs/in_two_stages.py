@@ -67,10 +67,10 @@ class _Rank:
         while self.step():
             if self.connection.newest_epoch() != self.found.epoch:
                 self.follow()
-                if self.found.number == 0:
-                    self._meet()
+                self._meet()
 
     def _meet(self) -> None:
+        """Meets each new standby, if this is the first rank. A standby is met by one rank only."""
         number = self.found.size
         for member in self.members:
             if not member.flags & native.MEMBER_STANDBY:
@@ -79,7 +79,8 @@ class _Rank:
                 arguments = (int(member.incarnation), number)
                 thread = threading.Thread(target=self.beside, args=arguments, daemon=True)
                 self.sides[member.incarnation] = thread
-                thread.start()
+                if self.found.number == 0:
+                    thread.start()
             number += member.rank_count
 
     def beside(self, incarnation: int, other: int) -> None:

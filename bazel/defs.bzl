@@ -160,16 +160,18 @@ _INSTRUCTION_SETS = {
     ],
 }
 
-def talweg_kernel_libraries(deps):
-    """The libraries kernels_portable, kernels_avx2 and kernels_avx512, each of the source of its name.
+def talweg_kernel_libraries(name, deps = []):
+    """The libraries <name>_portable, <name>_avx2 and <name>_avx512, each of the source of its name.
 
     Args:
+      name: what their names begin with.
       deps: what they have in common. libs/reduce/kernel_table.h says what may stand there.
     """
-    for name, copts in _INSTRUCTION_SETS.items():
+    check_edges(name, deps)
+    for instructions, copts in _INSTRUCTION_SETS.items():
         talweg_cc_library(
-            name = "kernels_" + name,
-            srcs = ["kernels_%s.cc" % name],
+            name = name + "_" + instructions,
+            srcs = ["%s_%s.cc" % (name, instructions)],
             copts = _KERNEL_COPTS + copts,
             deps = deps,
         )

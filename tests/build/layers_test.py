@@ -68,6 +68,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "talweg_cc_library": {},
     "talweg_cc_test": {"srcs": []},
     "talweg_grpc_library": {"src": "a.proto"},
+    "talweg_kernel_libraries": {},
     "talweg_name_wheel": {
         "out": "t.whl",
         "version": "1",

@@ -50,7 +50,7 @@ struct BlockKernels {
   }
 
   // A number of 16 random bits for each place. Two rounds of multiplying and shifting are enough
-  // that the numbers of neighbours, and of neighbouring keys, show no pattern (codec_test).
+  // that the numbers of neighbours, and of neighbouring keys, show no pattern (rounding_test).
   static Words Drawn(Words places, uint32_t key) {
     Words drawn = places * 0x9e3779b1u ^ key;
     drawn = (drawn ^ drawn >> 16) * 0x85ebca6bu;

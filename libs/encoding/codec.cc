@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "libs/base/check.h"
+#include "libs/encoding/copy.h"
 #include "libs/encoding/rounding.h"
 
 namespace talweg::encoding {
@@ -29,16 +30,6 @@ uint32_t WordAt(Bytes bytes, size_t word) {
   uint32_t value = 0;
   std::memcpy(&value, bytes.data() + word * kWordBytes, kWordBytes);
   return value;
-}
-
-size_t CopyTo(Bytes from, Room to) {
-  std::copy(from.begin(), from.end(), to.begin());
-  return from.size();
-}
-
-// Whether `from` is as long as `to`; then it is copied.
-bool CopiedWhole(Bytes from, Room to) {
-  return from.size() == to.size() && CopyTo(from, to) == to.size();
 }
 
 // Writes records until there is no more room.

@@ -8,6 +8,7 @@
 
 #include "libs/base/check.h"
 #include "libs/encoding/block_table.h"
+#include "libs/encoding/copy.h"
 
 namespace talweg::encoding {
 namespace {
@@ -44,13 +45,6 @@ const BlockTable& TableOf(reduce::Isa isa) {
   return internal::kPortableBlocks;
 }
 
-// Copies what has the length of the data: how data travels that does not become shorter.
-bool CopiedWhole(Bytes from, Room to) {
-  if (from.size() != to.size()) return false;
-  std::copy(from.begin(), from.end(), to.begin());
-  return true;
-}
-
 // Gives `work` the data block by block: its bytes, where they are and how many. Only whole blocks
 // are touched: the last one is copied to one that ends in zeros.
 template <class Work>
@@ -83,15 +77,16 @@ bool FillEachBlock(Room plain, const Work& work) {
   return true;
 }
 
+size_t ScalesBytes(size_t plain_bytes) {
+  return (plain_bytes + kBlockBytes - 1) / kBlockBytes * kFloatBytes;
+}
+
 uint32_t KeyOf(uint64_t seed) { return static_cast<uint32_t>(seed ^ seed >> 32); }
 
 }  // namespace
 
 size_t EncodeBf16(Bytes plain, Room out, reduce::Isa isa) {
-  if (plain.size() % kFloatBytes != 0) {
-    CopiedWhole(plain, out.first(plain.size()));
-    return plain.size();
-  }
+  if (plain.size() % kFloatBytes != 0) return CopyTo(plain, out);
   const BlockTable& table = TableOf(isa);
   std::array<std::byte, kBlockFloats * kHalfBytes> halves;
   ForEachBlock(plain, [&](const std::byte* block, size_t at, size_t bytes) {
@@ -115,8 +110,7 @@ bool DecodeBf16(Bytes encoded, Room plain, reduce::Isa isa) {
 
 size_t EncodeInt8(Bytes plain, uint64_t seed, Room out, reduce::Isa isa) {
   const BlockTable& table = TableOf(isa);
-  const size_t scales_bytes = (plain.size() + kBlockBytes - 1) / kBlockBytes * kFloatBytes;
-  size_t used = scales_bytes;
+  size_t used = ScalesBytes(plain.size());
   bool fits = plain.size() % kFloatBytes == 0 && used < plain.size();
   std::array<std::byte, kBlockFloats> numbers;
   const auto put = [&](const std::byte* from, size_t bytes) {
@@ -140,15 +134,13 @@ size_t EncodeInt8(Bytes plain, uint64_t seed, Room out, reduce::Isa isa) {
       std::memcpy(out.data() + at / kBlockBytes * kFloatBytes, &scale, kFloatBytes);
     });
   }
-  if (fits) return used;
-  CopiedWhole(plain, out.first(plain.size()));
-  return plain.size();
+  return fits ? used : CopyTo(plain, out);
 }
 
 bool DecodeInt8(Bytes encoded, Room plain, reduce::Isa isa) {
   if (CopiedWhole(encoded, plain)) return true;
   const BlockTable& table = TableOf(isa);
-  const size_t scales_bytes = (plain.size() + kBlockBytes - 1) / kBlockBytes * kFloatBytes;
+  const size_t scales_bytes = ScalesBytes(plain.size());
   if (plain.size() % kFloatBytes != 0 || encoded.size() < scales_bytes) return false;
   Bytes rest = encoded.subspan(scales_bytes);
   std::array<std::byte, kBlockFloats> numbers{};

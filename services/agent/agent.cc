@@ -93,10 +93,9 @@ absl::Status Agent::Open() {
         loop_->AddDescriptor(gpus_->stage().WaitDescriptor(), EPOLLIN,
                              [this](uint32_t) { gpus_->stage().DrainWakeups(); }));
   }
-  if (!standalone() && config_.encoding != Encoding::kPlain) {
+  if (const EncodingRule rule = EncodingRuleOf(config_); rule.encoding != Encoding::kPlain) {
     telemetry::Log(telemetry::LogLevel::kInfo, "sums and averages of f32 travel as ",
-                   EncodingName(config_.encoding), " from ", config_.encoding_bytes_min,
-                   " bytes on");
+                   EncodingName(rule.encoding), " from ", rule.bytes_min, " bytes on");
   }
   TALWEG_RETURN_IF_ERROR(OpenAdmin());
   driver_->SetLink(standalone() ? MakeAloneLink() : MakeMemberLink());
@@ -130,8 +129,7 @@ AgentDriverOptions Agent::DriverOptions() {
                   (standalone() || (config_.loss_policy != config::LossPolicy::kContinue &&
                                     config_.min_members == config_.max_members)),
       .tells_arrivals = config_.slice_bytes_max >= shm::kArrivalBytesMin,
-      .encoding_rule = {.encoding = standalone() ? Encoding::kPlain : config_.encoding,
-                        .bytes_min = config_.encoding_bytes_min},
+      .encoding_rule = EncodingRuleOf(config_),
       .trace_rounds = config_.trace_path.empty() ? 0 : config_.trace_rounds,
       .scheduler = config_.scheduler,
       .events_per_poll = kEventsPerPass,

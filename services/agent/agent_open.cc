@@ -43,6 +43,11 @@ std::string SettingProblem(const config::AgentConfig& config, const view::View& 
   return "";
 }
 
+EncodingRule EncodingRuleOf(const config::AgentConfig& config) {
+  return {.encoding = config.standalone ? Encoding::kPlain : config.encoding,
+          .bytes_min = config.encoding_bytes_min};
+}
+
 absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
     const config::AgentConfig& config, transport::FabricOptions::Devices devices,
     const runtime::Clock* clock, telemetry::CounterSet* counters) {

@@ -14,6 +14,7 @@
 #include "libs/transport/libfabric/fabric_transport.h"
 #include "libs/transport/transport.h"
 #include "libs/view/view.h"
+#include "services/agent/encoding_rule.h"
 
 namespace talweg::agent {
 
@@ -27,6 +28,9 @@ absl::StatusOr<std::unique_ptr<transport::Transport>> MakeTransport(
 // Returns why this agent cannot exchange data with an aggregator of the view, because their
 // transport settings differ; the text names both. Returns "" if it can.
 std::string SettingProblem(const config::AgentConfig& config, const view::View& view);
+
+// Returns which tensors travel encoded. None do if the agent is alone: it sends nothing.
+EncodingRule EncodingRuleOf(const config::AgentConfig& config);
 
 absl::StatusOr<gid_t> GroupId(const std::string& name);
 

@@ -8,6 +8,7 @@
 #include "libs/gpu/cuda/cuda_platform.h"
 #include "libs/gpu/fake/shared_machine.h"
 #include "libs/status/status.h"
+#include "services/agent/agent_open.h"
 
 namespace talweg::agent {
 
@@ -17,7 +18,7 @@ absl::StatusOr<std::unique_ptr<gpu::Platform>> OpenGpus(const config::AgentConfi
     *why = "off, as configured";
     return nullptr;
   }
-  if (!config.standalone && config.encoding != Encoding::kPlain) {
+  if (EncodingRuleOf(config).encoding != Encoding::kPlain) {
     *why = "off, as what lies on a GPU cannot travel encoded (option encoding)";
     return nullptr;
   }

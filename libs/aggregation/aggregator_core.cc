@@ -30,6 +30,7 @@ void AggregatorCore::OnView(const view::View& view, int64_t now_ns, Effects& out
   view_.Set(view);
   attendance_.OnView(view_.member_count());
   recovery_.OnView();
+  rounds_.OnView();
   notices_.OnView(now_ns);
   declarations_.OnView();
   // Members outside the view must write nothing any more when their memory is released.

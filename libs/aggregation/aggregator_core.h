@@ -67,6 +67,7 @@ class AggregatorCore {
   // The transport has lost the connection. Also called for connections that never said Hello.
   void OnDisconnect(ConnectionId connection, Effects& out);
 
+  // The answers to AllocateMemory.
   void OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out);
   void OnAllocationRefused(AllocationId id, const std::string& text, Effects& out);
   // A Sum or CopyResult is done, and its result takes `travel_bytes`.

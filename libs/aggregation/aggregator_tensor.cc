@@ -139,6 +139,11 @@ bool AggregatorTensor::DeclaredBy(MemberIndex member) const {
   return member.value() < declarations.size() && declarations[member.value()].declared;
 }
 
+bool AggregatorTensor::HasMemoryFor(const view::MemberIdentity& member) const {
+  const auto own = slots.find(member);
+  return own != slots.end() && own->second.ref && (result == AllocationId{0} || result_is_here);
+}
+
 uint64_t AggregatorTensor::SlotBytes() const {
   if (local.empty()) return 0;
   const LocalSlice& last = local.back();

@@ -99,6 +99,7 @@ struct AggregatorTensor {
   uint64_t reserved_bytes = 0;
   bool is_placed = false;  // The job's quota counts it. It may have no bytes here.
   AllocationId result;
+  bool result_is_here = false;  // The memory that `result` names has come.
   std::map<view::MemberIdentity, Slots> slots;
 
   // Rounds.
@@ -111,6 +112,8 @@ struct AggregatorTensor {
 
   bool Placed() const { return slice_count > 0; }
   bool DeclaredBy(MemberIndex member) const;
+  // Whether all memory is here that a contribution of this member needs.
+  bool HasMemoryFor(const view::MemberIdentity& member) const;
   // Returns nullptr if there is no such slice, or if it is summed elsewhere.
   LocalSlice* FindLocal(SliceIndex slice);
   // Cuts the tensor as `view` does. Rounds begin anew. Returns true if the slices here lie where

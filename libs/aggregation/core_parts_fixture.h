@@ -73,6 +73,7 @@ struct CoreParts {
                                           .ref = wire::RemoteRef{100 + i, 0}};
     }
     tensor.result = AllocationId{99};
+    tensor.result_is_here = true;
     return tensor;
   }
 

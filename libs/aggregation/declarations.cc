@@ -45,9 +45,11 @@ void Declarations::OnView() {
 void Declarations::AnswerAll(Effects& out) {
   answers_ = true;
   for (auto& [key, tensor] : *tensors_) memory_->ReleaseUnused(tensor, out);
-  for (auto& [key, tensor] : *tensors_) {
-    for (uint32_t i = 0; i < view_->member_count(); ++i) Answer(tensor, MemberIndex{i}, out);
-  }
+  for (auto& [key, tensor] : *tensors_) AnswerMembers(tensor, out);
+}
+
+void Declarations::AnswerMembers(AggregatorTensor& tensor, Effects& out) {
+  for (uint32_t i = 0; i < view_->member_count(); ++i) Answer(tensor, MemberIndex{i}, out);
 }
 
 bool Declarations::IsRefused(ConnectionId connection, const wire::Declare& entry,
@@ -139,15 +141,14 @@ void Declarations::Answer(AggregatorTensor& tensor, MemberIndex member, Effects&
   if (!answers_ || tensor.poison || !tensor.DeclaredBy(member)) return;
   Declaration& declaration = tensor.declarations[member.value()];
   const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(member);
-  const auto slots = tensor.slots.find(view_->IdOf(member));
-  if (declaration.answered || !connection || slots == tensor.slots.end() || !slots->second.ref) {
-    return;
-  }
+  const view::MemberIdentity& id = view_->IdOf(member);
+  // Whoever is answered contributes, and the last contribution is summed into the result.
+  if (declaration.answered || !connection || !tensor.HasMemoryFor(id)) return;
   declaration.answered = true;
   Say(*connection,
       wire::Declared{.key = tensor.key,
                      .status = wire::DeclaredStatus::kOk,
-                     .slot = *slots->second.ref,
+                     .slot = *tensor.slots.at(id).ref,
                      .held = HeldBy(tensor)},
       out);
 }
@@ -181,9 +182,10 @@ void Declarations::Poison(AggregatorTensor& tensor, wire::FailedCode code, std::
 
 void Declarations::OnAllocated(AllocationId id, wire::RemoteRef ref, Effects& out) {
   const TensorMemory::Use* const use = memory_->Find(id);
-  if (use == nullptr || !use->member) return;  // Released, or a result's memory.
+  if (use == nullptr) return;  // Released.
   AggregatorTensor& tensor = tensors_->at(use->tensor);
   TensorMemory::OnAllocated(tensor, *use, ref);
+  if (!use->member) return AnswerMembers(tensor, out);
   const std::optional<MemberIndex> member = view_->IndexOf(*use->member);
   if (member) Answer(tensor, *member, out);
 }

@@ -59,6 +59,8 @@ class Declarations {
   // Whether the declaration fits no tensor, or its record has no room.
   bool IsRefused(ConnectionId connection, const wire::Declare& entry, const std::string& problem,
                  Effects& out);
+  // Answers those members whose declarations can be answered.
+  void AnswerMembers(AggregatorTensor& tensor, Effects& out);
   bool PlaceOrPoison(AggregatorTensor& tensor, Effects& out);
   void AnswerPoisoned(AggregatorTensor& tensor, MemberIndex member, wire::DeclaredStatus status,
                       Effects& out);

@@ -52,6 +52,28 @@ TEST_CASE("Declarations: a declaration is answered when rounds are decided and i
   CHECK(f.Sent<wire::Declared>().size() == 1);
 }
 
+TEST_CASE("Declarations: nobody is answered before there is memory for the result",
+          "[aggregation]") {
+  Fixture f;
+  f.declarations.AnswerAll(f.out);
+  f.Declare(0, f.DeclareOf("t"));
+  f.Declare(1, f.DeclareOf("t"));
+  const auto asked = f.Of<AllocateMemory>();
+  REQUIRE(asked.size() == 3);
+  REQUIRE_FALSE(asked[0].member.has_value());
+  const auto come = [&f](const AllocateMemory& memory) {
+    f.declarations.OnAllocated(memory.id, wire::RemoteRef{memory.id.value(), 0}, f.out);
+  };
+  come(asked[1]);
+  CHECK(f.Sent<wire::Declared>().empty());
+  come(asked[0]);  // Member 1's slots are still to come.
+  REQUIRE(f.Sent<wire::Declared>().size() == 1);
+  CHECK(f.Sent<wire::Declared>()[0].first == f.Conn(0));
+  come(asked[2]);
+  REQUIRE(f.Sent<wire::Declared>().size() == 2);
+  CHECK(f.Sent<wire::Declared>()[1].first == f.Conn(1));
+}
+
 TEST_CASE("Declarations: all members that have declared a tensor hear that they disagree",
           "[aggregation]") {
   Fixture f;

@@ -80,6 +80,7 @@ std::string TensorMemory::Place(AggregatorTensor& tensor, Effects& out) {
     tensor.result = AllocationId{0};
   }
   if (tensor.result == AllocationId{0} && slot_bytes > 0) {
+    tensor.result_is_here = false;
     tensor.result = Allocate(tensor, std::nullopt, slot_bytes, out);
   }
   return "";
@@ -104,7 +105,11 @@ void TensorMemory::EnsureSlots(AggregatorTensor& tensor, MemberIndex member, Eff
 }
 
 void TensorMemory::OnAllocated(AggregatorTensor& tensor, const Use& use, wire::RemoteRef ref) {
-  tensor.slots.at(*use.member).ref = ref;
+  if (use.member) {
+    tensor.slots.at(*use.member).ref = ref;
+  } else {
+    tensor.result_is_here = true;
+  }
 }
 
 AllocationId TensorMemory::Allocate(const AggregatorTensor& tensor,

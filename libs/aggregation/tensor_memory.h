@@ -48,7 +48,7 @@ class TensorMemory {
   // is of the present epoch.
   void EnsureSlots(AggregatorTensor& tensor, MemberIndex member, Effects& out);
 
-  // An allocation for a member's contributions lies at `ref`.
+  // An allocation has come. A member's slots lie at `ref`.
   static void OnAllocated(AggregatorTensor& tensor, const Use& use, wire::RemoteRef ref);
 
   // In a new view: releases the slots of members outside it; all, if this aggregator is outside.

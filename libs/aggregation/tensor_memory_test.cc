@@ -39,6 +39,10 @@ TEST_CASE("TensorMemory: a placed tensor has room for each member and the result
   REQUIRE(use != nullptr);
   TensorMemory::OnAllocated(tensor, *use, wire::RemoteRef{3, 4});
   CHECK(tensor.slots.at(f.view.members[0].id).ref == wire::RemoteRef{3, 4});
+  CHECK_FALSE(tensor.HasMemoryFor(f.view.members[0].id));
+  TensorMemory::OnAllocated(tensor, *f.memory->Find(asked[0].id), {});
+  CHECK(tensor.HasMemoryFor(f.view.members[0].id));
+  CHECK_FALSE(tensor.HasMemoryFor(f.view.members[1].id));
 
   f.memory->ReleaseAll(tensor, f.out);
   CHECK(f.Of<ReleaseMemory>().size() == 2);

@@ -4,39 +4,19 @@
 
 #include <absl/status/status.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 
+#include "libs/runtime/private_pages.h"
 #include "libs/shm/daemon/unbacked_memory.h"
 
 namespace talweg::agent {
 
-// Anonymous memory of this process, in whole pages, zero until written. It is there after Fill.
-class PrivatePages {
- public:
-  // `is_rarely_used`: the kernel gives each page when it is first touched.
-  explicit PrivatePages(size_t bytes, bool is_rarely_used = false)
-      : wanted_(bytes), is_rarely_used_(is_rarely_used) {}
-  PrivatePages(const PrivatePages&) = delete;
-  PrivatePages& operator=(const PrivatePages&) = delete;
-  ~PrivatePages();
-
-  // Maps the memory, and has the kernel set it aside. Takes the time that the kernel needs. Ends
-  // early if only the caller holds `pages`. RESOURCE_EXHAUSTED if the kernel has no memory.
-  static absl::Status Fill(const std::shared_ptr<PrivatePages>& pages);
-  std::span<std::byte> bytes() const { return bytes_; }
-
- private:
-  const size_t wanted_;
-  const bool is_rarely_used_;
-  std::span<std::byte> bytes_;
-};
+using runtime::PrivatePages;
 
 // What a tensor needs of the kernel before anybody touches its memory. Nothing is asked for if the
 // memory is given back before its turn comes. Copyable.

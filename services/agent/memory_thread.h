@@ -4,13 +4,10 @@
 
 #include <absl/status/status.h>
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
-#include <thread>
 #include <utility>
 
+#include "libs/runtime/turn_thread.h"
 #include "services/agent/memory_order.h"
 
 namespace talweg::agent {
@@ -22,28 +19,19 @@ class MemoryThread final : public MemorySource {
   // Called by the thread.
   using OnFilled = std::function<void(OrderNumber number, absl::Status status)>;
 
-  explicit MemoryThread(OnFilled on_filled);
-  // Ends the thread. Forgets the orders whose turn has not come, and waits for the one whose turn
-  // it is. That takes no longer than the kernel's present answer if its memory was given back.
-  ~MemoryThread() override;
+  explicit MemoryThread(OnFilled on_filled) : on_filled_(std::move(on_filled)) {}
 
   // Any thread.
-  void Ask(OrderNumber number, MemoryOrder order) override;
+  void Ask(OrderNumber number, MemoryOrder order) override {
+    thread_.Add({.run = [this, number, order] { on_filled_(number, order.Fill()); },
+                 .when_idle = [order] { order.FillAhead(); }});
+  }
 
  private:
-  struct Asked {
-    OrderNumber number;
-    MemoryOrder order;
-  };
-
-  void Run();
-
   const OnFilled on_filled_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Asked> asked_;
-  bool ends_ = false;
-  std::thread thread_;  // The last member: it uses the others.
+  // Its end takes no longer than the kernel's present answer if the memory of the order whose turn
+  // it is was given back.
+  runtime::TurnThread thread_{"talweg-memory"};
 };
 
 }  // namespace talweg::agent

@@ -143,18 +143,6 @@ TEST_CASE("MemoryThread: memory that was given back is not asked for", "[agent]"
   CHECK(answers.Await(2)[1].second.ok());
 }
 
-TEST_CASE("PrivatePages: they are zero, and there after they are filled", "[agent]") {
-  const auto pages = std::make_shared<PrivatePages>(5'000'000);
-  CHECK(pages->bytes().empty());
-  MemoryOrder order;
-  order.Add(pages);
-  CHECK_FALSE(order.empty());
-  REQUIRE(order.Fill().ok());
-  REQUIRE(pages->bytes().size() == 5'000'000);
-  CHECK(pages->bytes().front() == std::byte{0});
-  pages->bytes().back() = std::byte{1};
-}
-
 // Keeps what it is asked for.
 class LateSource final : public MemorySource {
  public:

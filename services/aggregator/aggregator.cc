@@ -92,6 +92,9 @@ absl::Status Aggregator::Open() {
   if (config_.spin_us >= 0) options.spin_ns_max = int64_t{config_.spin_us} * 1000;
   TALWEG_ASSIGN_OR_RETURN(loop_, runtime::EventLoop::Create(clock_, options));
   TALWEG_RETURN_IF_ERROR(OpenTransport());
+  errands_ = std::make_unique<Errands>(loop_.get());
+  memory_thread_ = std::make_unique<MemoryThread>(
+      [this](std::function<void()> errand) { errands_->Post(std::move(errand)); });
   data_plane_ = std::make_unique<AggregatorDataPlane>(
       DataPlaneOptions{.name = name_,
                        .incarnation = incarnation_,
@@ -102,8 +105,9 @@ absl::Status Aggregator::Open() {
                                                    : aggregation::ResultQueue::kNoWindow,
                        .peer_connections_max = config_.peer_connections_max},
       transport_.get(), clock_,
-      DataPlaneMachine{.link = link_, .wake = [loop = loop_.get()] { loop->Wake(); }});
-  errands_ = std::make_unique<Errands>(loop_.get());
+      DataPlaneMachine{.memory = memory_thread_.get(), .link = link_, .wake = [loop = loop_.get()] {
+                         loop->Wake();
+                       }});
   loop_->AddPoller(errands_.get());
   loop_->AddPoller(data_plane_.get());
   TALWEG_RETURN_IF_ERROR(

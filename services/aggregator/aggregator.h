@@ -21,6 +21,7 @@
 #include "libs/transport/transport.h"
 #include "services/aggregator/aggregator_data_plane.h"
 #include "services/aggregator/aggregator_life.h"
+#include "services/aggregator/memory_thread.h"
 #include "services/aggregator/registration_link.h"
 
 namespace talweg::aggregator {
@@ -104,8 +105,9 @@ class Aggregator {
 
   std::unique_ptr<runtime::EventLoop> loop_;
   std::unique_ptr<transport::Transport> transport_;
-  std::unique_ptr<AggregatorDataPlane> data_plane_;
   std::unique_ptr<Errands> errands_;
+  std::unique_ptr<MemoryThread> memory_thread_;  // Posts to errands_.
+  std::unique_ptr<AggregatorDataPlane> data_plane_;
   std::unique_ptr<rpc::ServiceHolder> admin_service_;
   std::unique_ptr<rpc::Server> server_;
 

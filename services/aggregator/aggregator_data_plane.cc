@@ -64,9 +64,13 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
                                                 .self_name = options_.name,
                                                 .credit_bytes = options_.credit_bytes,
                                                 .refusals_max = options_.refusals_max};
-    slot = std::make_unique<ServedJob>(
-        std::move(config), &budget_,
-        JobMemory(view.job, transport_, machine_.memory, options_.slots), &lane_);
+    slot = std::make_unique<ServedJob>(std::move(config), &budget_, transport_, machine_.memory,
+                                       options_.slots, &lane_);
+    slot->memory.SetOnAllocated(
+        [this, job = slot.get()](const aggregation::AllocateMemory& asked,
+                                 const absl::StatusOr<wire::RemoteRef>& ref) {
+          performer_.OnAllocated(*job, asked, ref);
+        });
     telemetry::Log(telemetry::LogLevel::kInfo, "serving job '", job_name, "' (", view.job, ")");
   }
   ServedJob& job = *slot;

@@ -39,8 +39,7 @@ namespace talweg::aggregator {
 // chooses the job whose sum is next.
 //
 // A Poller of the data thread's loop. All calls are on that thread. `transport` and `clock` outlive
-// this object. Nothing blocks, except that a tensor's declaration waits for its memory to be
-// mapped.
+// this object. Nothing blocks, unless DataPlaneMachine::memory does.
 class AggregatorDataPlane final : public runtime::Poller, private transport::EventSink {
  public:
   using Totals = DataPlaneTotals;

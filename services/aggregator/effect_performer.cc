@@ -15,12 +15,26 @@ namespace talweg::aggregator {
 
 void EffectPerformer::Perform(ServedJob& job) {
   // An effect may cause an event (memory was allocated), whose effects are appended to job.effects.
+  if (std::exchange(job.is_performing, true)) return;  // The loop below goes on with them.
   while (!job.effects.empty()) {
     const aggregation::Effects batch = std::exchange(job.effects, {});
     for (const aggregation::Effect& effect : batch) {
       std::visit([this, &job](const auto& known) { Do(job, known); }, effect);
     }
   }
+  job.is_performing = false;
+}
+
+void EffectPerformer::OnAllocated(ServedJob& job, const aggregation::AllocateMemory& asked,
+                                  const absl::StatusOr<wire::RemoteRef>& ref) {
+  if (ref.ok()) {
+    job.core.OnAllocated(asked.id, *ref, job.effects);
+  } else {
+    telemetry::Log(telemetry::LogLevel::kError, "no memory for ", asked.bytes, " bytes of job '",
+                   job.core.config().name, "': ", std::string(ref.status().message()));
+    job.core.OnAllocationRefused(asked.id, std::string(ref.status().message()), job.effects);
+  }
+  Perform(job);
 }
 
 void EffectPerformer::PerformFrame(ServedJob& job, JobConnection& from,
@@ -42,14 +56,7 @@ void EffectPerformer::Do(ServedJob&, const aggregation::ReturnCredit& effect) {
 }
 
 void EffectPerformer::Do(ServedJob& job, const aggregation::AllocateMemory& effect) {
-  const absl::StatusOr<wire::RemoteRef> ref = job.memory.Allocate(effect, job.core.view().epoch);
-  if (!ref.ok()) {
-    telemetry::Log(telemetry::LogLevel::kError, "no memory for ", effect.bytes, " bytes of job '",
-                   job.core.config().name, "': ", std::string(ref.status().message()));
-    job.core.OnAllocationRefused(effect.id, std::string(ref.status().message()), job.effects);
-    return;
-  }
-  job.core.OnAllocated(effect.id, *ref, job.effects);
+  job.memory.Allocate(effect, job.core.view().epoch);
 }
 
 void EffectPerformer::Do(ServedJob& job, const aggregation::ReleaseMemory& effect) {

@@ -2,6 +2,8 @@
 #ifndef TALWEG_SERVICES_AGGREGATOR_EFFECT_PERFORMER_H_
 #define TALWEG_SERVICES_AGGREGATOR_EFFECT_PERFORMER_H_
 
+#include <absl/status/statusor.h>
+
 #include <vector>
 
 #include "libs/aggregation/effects.h"
@@ -22,7 +24,11 @@ class EffectPerformer {
 
   // Performs the effects of the job's core, and the effects of these, until there are none.
   void Perform(ServedJob& job);
-  // The same after a frame from `from`. `contributions` are the frame's entries; null: it has none.
+  // Memory that the job's core has asked for has come, or could not. Performs what follows.
+  void OnAllocated(ServedJob& job, const aggregation::AllocateMemory& asked,
+                   const absl::StatusOr<wire::RemoteRef>& ref);
+  // Like Perform, after a frame from `from`. `contributions` are the frame's entries; null: it has
+  // none.
   void PerformFrame(ServedJob& job, JobConnection& from,
                     const std::vector<wire::Contribute>* contributions);
 

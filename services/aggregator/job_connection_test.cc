@@ -65,7 +65,7 @@ struct Fixture {
                            .entry = {.length_bytes = kResultBytes, .form = wire::Form::kWritten},
                            .travel_bytes = kResultBytes,
                            .write = aggregation::WriteId{write}},
-                          *memory);
+                          memory);
   }
   // Returns what was posted since the last call.
   std::vector<std::string> Posted() {
@@ -92,7 +92,7 @@ struct Fixture {
   std::unique_ptr<transport::LoopbackNetwork> network = transport::NewLoopbackNetwork();
   std::unique_ptr<transport::Transport> memory_transport = network->NewTransport();
   SlotPool pool{memory_transport.get(), &AnonymousMemory()};
-  absl::StatusOr<SlotMemory> memory = pool.Allocate(kResultBytes);
+  SlotMemory memory = pool.Allocate(kResultBytes);
   JobConnection connection;
 };
 

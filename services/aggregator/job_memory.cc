@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "libs/base/check.h"
-#include "libs/status/status.h"
 
 namespace talweg::aggregator {
 
@@ -15,13 +14,17 @@ SlotPool& JobMemory::PoolOf(const view::MemberIdentity& member, Epoch epoch) {
   return slots_.try_emplace(member, transport_, source_, limits_, writer).first->second;
 }
 
-absl::StatusOr<wire::RemoteRef> JobMemory::Allocate(const aggregation::AllocateMemory& effect,
-                                                    Epoch epoch) {
+void JobMemory::Allocate(const aggregation::AllocateMemory& effect, Epoch epoch) {
   SlotPool& pool = effect.member ? PoolOf(*effect.member, epoch) : results_;
-  TALWEG_ASSIGN_OR_RETURN(SlotMemory memory, pool.Allocate(effect.bytes));
-  const wire::RemoteRef ref = memory.ref();
-  memory_.emplace(effect.id.value(), std::move(memory));
-  return ref;
+  SlotMemory memory = pool.Allocate(effect.bytes);
+  memory_.emplace(effect.id.value(), memory);
+  // Nobody else shares memory that has not come, so it does not come after this object is gone.
+  memory.WhenMapped([this, effect](const absl::Status& status) {
+    const auto found = memory_.find(effect.id.value());
+    if (found == memory_.end()) return;  // Released. Its neighbours in the mapping are not.
+    if (!status.ok()) return on_allocated_(effect, status);
+    on_allocated_(effect, found->second.ref());
+  });
 }
 
 void JobMemory::Release(aggregation::AllocationId id) { memory_.erase(id.value()); }
@@ -29,7 +32,7 @@ void JobMemory::Release(aggregation::AllocationId id) { memory_.erase(id.value()
 SlotMemory JobMemory::Of(aggregation::AllocationId id) const {
   if (id == aggregation::AllocationId{0}) return {};
   const auto found = memory_.find(id.value());
-  TALWEG_CHECK(found != memory_.end());
+  TALWEG_CHECK(found != memory_.end() && found->second.is_mapped());
   return found->second;
 }
 
@@ -47,7 +50,7 @@ void JobMemory::ForgetPoolsBut(const view::View& view) {
 
 uint64_t JobMemory::held_bytes() const {
   uint64_t bytes = 0;
-  for (const auto& [id, memory] : memory_) bytes += memory.bytes().size();
+  for (const auto& [id, memory] : memory_) bytes += memory.size();
   return bytes;
 }
 

@@ -1,87 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/aggregator/slot_memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <utility>
 
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
+#include "libs/runtime/private_pages.h"
 #include "libs/status/status.h"
 
 namespace talweg::aggregator {
 namespace {
 
 constexpr size_t kPageBytes = 4 * kKiB;
-constexpr size_t kHugePageBytes = 2 * kMiB;
 
 class AnonymousMapping final : public Mapping {
  public:
-  explicit AnonymousMapping(std::span<std::byte> bytes) { bytes_ = bytes; }
-  ~AnonymousMapping() override { munmap(bytes_.data(), bytes_.size()); }
-  AnonymousMapping(const AnonymousMapping&) = delete;
-  AnonymousMapping& operator=(const AnonymousMapping&) = delete;
+  explicit AnonymousMapping(size_t bytes) : pages_(bytes) {}
+
+  absl::Status Fill(const std::weak_ptr<const void>& wanted) {
+    TALWEG_RETURN_IF_ERROR(pages_.Fill([&wanted] { return !wanted.expired(); }));
+    bytes_ = pages_.bytes();
+    return absl::OkStatus();
+  }
+
+ private:
+  runtime::PrivatePages pages_;
 };
 
 class AnonymousSource final : public MemorySource {
  public:
-  absl::StatusOr<std::unique_ptr<Mapping>> Map(size_t bytes) override {
-    void* address =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (address == MAP_FAILED) {
-      const absl::Status status = status::ErrnoStatus(errno, "mapping " + FormatBytes(bytes));
-      return absl::ResourceExhaustedError(status.message());
-    }
-    auto mapping =
-        std::make_unique<AnonymousMapping>(std::span(static_cast<std::byte*>(address), bytes));
-    if (bytes >= kHugePageBytes) madvise(address, bytes, MADV_HUGEPAGE);
-    int result = -1;
-    do {
-      result = madvise(address, bytes, MADV_POPULATE_WRITE);
-    } while (result != 0 && errno == EINTR);
-    if (result != 0 && errno == EINVAL) {  // A kernel before 5.14.
-      for (size_t offset = 0; offset < bytes; offset += kPageBytes) {
-        mapping->bytes()[offset] = std::byte{0};
-      }
-    } else if (result != 0) {
-      const absl::Status status = status::ErrnoStatus(errno, "filling " + FormatBytes(bytes));
-      return absl::ResourceExhaustedError(status.message());
-    }
-    return mapping;
+  void Map(size_t bytes, std::weak_ptr<const void> wanted, Then then) override {
+    then(MapAnonymous(bytes, wanted));
   }
 };
 
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<Mapping>> MapAnonymous(size_t bytes,
+                                                      const std::weak_ptr<const void>& wanted) {
+  auto mapping = std::make_shared<AnonymousMapping>(bytes);
+  TALWEG_RETURN_IF_ERROR(mapping->Fill(wanted));
+  return mapping;
+}
 
 MemorySource& AnonymousMemory() {
   static AnonymousSource source;
   return source;
 }
 
-absl::StatusOr<SlotMemory> SlotPool::Allocate(uint64_t bytes) {
+void SlotMemory::WhenMapped(Then then) {
+  if (chunk_->status) return then(*chunk_->status);
+  chunk_->waiting.push_back(std::move(then));
+}
+
+void SlotMemory::Chunk::Settle(absl::Status outcome) {
+  status = std::move(outcome);
+  for (const Then& then : std::exchange(waiting, {})) then(*status);
+}
+
+std::shared_ptr<SlotPool::Chunk> SlotPool::NewChunk(size_t bytes) {
+  auto chunk = std::make_shared<Chunk>(bytes);
+  const std::weak_ptr<Chunk> wanted = chunk;
+  // The pool may be gone when the mapping comes.
+  const auto take = [wanted, transport = transport_,
+                     writer = writer_](absl::StatusOr<std::shared_ptr<Mapping>> mapping) {
+    const std::shared_ptr<Chunk> taker = wanted.lock();
+    if (taker == nullptr) return;
+    if (!mapping.ok()) return taker->Settle(mapping.status());
+    taker->mapping = *std::move(mapping);
+    const std::span<std::byte> mapped = taker->mapping->bytes();
+    absl::StatusOr<transport::Region> region =
+        writer ? transport->RegisterFor(mapped, *writer) : transport->Register(mapped);
+    if (region.ok()) taker->region = *std::move(region);
+    taker->Settle(region.status());
+  };
+  source_->Map(bytes, wanted, take);
+  return chunk;
+}
+
+SlotMemory SlotPool::Allocate(uint64_t bytes) {
   TALWEG_CHECK(bytes > 0);
   const uint64_t needed_bytes = RoundUp(bytes, kCacheLineBytes);
   const uint64_t chunk_bytes =
       std::clamp<uint64_t>(used_bytes_ / 4, limits_.chunk_bytes_min, limits_.chunk_bytes_max);
   const bool shares = needed_bytes <= chunk_bytes / 2;
-  if (!shares || chunk_ == nullptr ||
-      chunk_used_ + needed_bytes > chunk_->mapping->bytes().size()) {
-    TALWEG_ASSIGN_OR_RETURN(std::unique_ptr<Mapping> mapping,
-                            source_->Map(RoundUp(shares ? chunk_bytes : needed_bytes, kPageBytes)));
-    auto chunk = std::make_shared<SlotMemory::Chunk>(std::move(mapping));
-    const std::span<std::byte> bytes_of_chunk = chunk->mapping->bytes();
-    TALWEG_ASSIGN_OR_RETURN(chunk->region, writer_
-                                               ? transport_->RegisterFor(bytes_of_chunk, *writer_)
-                                               : transport_->Register(bytes_of_chunk));
-    used_bytes_ += needed_bytes;
-    if (!shares) return SlotMemory(std::move(chunk), 0, bytes);
-    chunk_ = std::move(chunk);
+  used_bytes_ += needed_bytes;
+  if (!shares) return SlotMemory(NewChunk(RoundUp(needed_bytes, kPageBytes)), 0, bytes);
+  const bool has_failed = chunk_ != nullptr && chunk_->status && !chunk_->status->ok();
+  if (chunk_ == nullptr || has_failed || chunk_used_ + needed_bytes > chunk_->bytes) {
+    chunk_ = NewChunk(RoundUp(chunk_bytes, kPageBytes));
     chunk_used_ = 0;
-  } else {
-    used_bytes_ += needed_bytes;
   }
   const size_t offset = chunk_used_;
   chunk_used_ += needed_bytes;

@@ -80,7 +80,7 @@ AgentProcess::AgentProcess(Timeline* timeline, Trace* trace, Network* network,
            .transport = &transport_,
            .combiner = &combiner_,
            .codec = &codec_,
-           .memory_source = config.profile->agent_memory_is_late ? this : nullptr}),
+           .memory_source = config.profile->memory_is_late ? this : nullptr}),
       data_plane_({.host_id = config.host_id}, &transport_, &driver_.memory(), &driver_.timeline(),
                   &clock_, &driver_),
       ranks_(config.rank_count) {
@@ -254,7 +254,7 @@ void AgentProcess::WatchAllocate(const pipeline::AllocateTensor& allocate) {
   tensor.spec = allocate.spec;
   if (!config_.profile->agent_memory_is_short || !timeline_->random().OneIn(4)) return;
   trace_->Reached("no memory for a tensor at an agent");
-  if (config_.profile->agent_memory_is_late && timeline_->random().OneIn(2)) {
+  if (config_.profile->memory_is_late && timeline_->random().OneIn(2)) {
     refuses_memory_ = true;  // The driver asks next for this tensor's.
   } else {
     rank_server_.memory().RefuseNextResult();

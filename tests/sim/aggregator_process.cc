@@ -18,6 +18,8 @@ constexpr int64_t kTickNs = 250 * kMillisecond;
 // How long a pass takes that finds something, and how long one that sums.
 constexpr uint64_t kPassNs = 20 * kMicrosecond;
 constexpr uint64_t kSumNs = 100 * kMicrosecond;
+// How long the kernel takes to give memory, at most, where it is late.
+constexpr uint64_t kMemoryNs = 2 * kSecond;
 
 aggregator::DataPlaneOptions OptionsOf(const AggregatorProcess::Config& config,
                                        const std::string& name) {
@@ -79,7 +81,7 @@ AggregatorProcess::AggregatorProcess(Timeline* timeline, Trace* trace, Network* 
       clock_(timeline),
       transport_(network, config.host, (config.incarnation.value() << 16) + 1, this),
       data_plane_(OptionsOf(config, name_), &transport_, &clock_,
-                  {.summer = &summer_, .codec = &codec_, .memory = &memory_}),
+                  {.summer = &summer_, .codec = &codec_, .memory = this}),
       life_(
           {.self = {.incarnation = config.incarnation,
                     .name = name_,
@@ -102,6 +104,19 @@ void AggregatorProcess::Later(int64_t delay_ns, std::function<void()> event) {
                    [this, life = network_->host(config_.host).life(), event = std::move(event)] {
                      network_->host(config_.host).Deliver(life, event);
                    });
+}
+
+void AggregatorProcess::Map(size_t bytes, std::weak_ptr<const void> wanted, Then then) {
+  if (!config_.profile->memory_is_late) return memory_.Map(bytes, std::move(wanted), then);
+  constexpr uint64_t kMostNs[] = {kPassNs, kMemoryNs / 10, kMemoryNs};
+  const uint64_t most_ns = kMostNs[timeline_->random().Below(std::size(kMostNs))];
+  Later(static_cast<int64_t>(timeline_->random().Below(most_ns)),
+        [this, bytes, wanted = std::move(wanted), then = std::move(then)] {
+          if (wanted.expired()) {
+            return trace_->Reached("an aggregator's memory comes when nobody wants it any more");
+          }
+          Run([&] { memory_.Map(bytes, wanted, then); });
+        });
 }
 
 void AggregatorProcess::Start() {

@@ -25,7 +25,7 @@ namespace talweg::sim {
 
 // One life of an aggregator: the daemon's own AggregatorLife and AggregatorDataPlane on the
 // simulated network, and the checks of them.
-class AggregatorProcess : private TransportWatcher {
+class AggregatorProcess : private TransportWatcher, private aggregator::MemorySource {
  public:
   struct Config {
     HostIndex host = 0;
@@ -80,6 +80,9 @@ class AggregatorProcess : private TransportWatcher {
                const std::function<void()>& deliver) override;
   void OnToken(const transport::TokenClaim& claim, const std::string& why) override;
   void OnLanding(wire::RemoteRef target, uint64_t bytes) override;
+
+  // --- aggregator::MemorySource.
+  void Map(size_t bytes, std::weak_ptr<const void> wanted, Then then) override;
 
   void Poll();
   void Tick();

@@ -68,6 +68,7 @@ inline constexpr const char* kCoverage[] = {
     "a connection closed, as too much of it was refused",
     "no memory for a tensor at an aggregator",
     "a rule leaves no room for a tensor at an aggregator",
+    "an aggregator's memory comes when nobody wants it any more",
     "a connection lost before its contributions were summed",
     "a sum that ends after its epoch",
     "a sum held back by writes of the result before",

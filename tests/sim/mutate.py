@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 
-KINDS = ("usual", "recovery", "silent", "groups", "hosts", "standbys", "handshake", "link")
+KINDS = ("usual", "recovery", "silent", "groups", "hosts", "standbys", "late", "handshake", "link")
 # Not a bug: replaced in every copy, without a switch.
 ALWAYS = "always"
 # How many lives come before one breaks, at most, unless the list says otherwise.

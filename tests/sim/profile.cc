@@ -352,7 +352,7 @@ Profile DrawLate(Random& random) {
                     : base < 5 ? DrawRecovery(random)
                     : base < 7 ? DrawGroups(random)
                                : DrawStandbys(random);
-  profile.agent_memory_is_late = true;
+  profile.memory_is_late = true;
   profile.agent_memory_is_short |= random.OneIn(10);
   return profile;
 }

@@ -80,7 +80,7 @@ struct Profile {
   uint64_t place_bytes_max = 0;
   bool rule_is_of_tenant = false;
   bool agent_memory_is_short = false;
-  bool agent_memory_is_late = false;     // It comes a while after it was asked for.
+  bool memory_is_late = false;           // A daemon's memory comes a while after it was asked for.
   int64_t history_ns = 600'000'000'000;  // How long the scheduler remembers a job that is over.
   uint32_t fault_weights[18] = {};       // By Fault.
   // One restart of the scheduler in so many finds an older store.
@@ -122,7 +122,7 @@ enum class Kind : uint8_t {
   kGroups,    // As one of those, with every collective, over groups of ranks.
   kHosts,     // As kGroups, with aggregators beside the ranks that parts belong to.
   kStandbys,  // As one of those, with joiners that take over state first.
-  kLate,      // As one of those, and agents get their memory late.
+  kLate,      // As one of those, and daemons get their memory late.
 };
 
 inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,

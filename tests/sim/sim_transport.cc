@@ -34,8 +34,8 @@ uint64_t Inverts(Encoding encoding) { return Rounds(encoding) ? ~uint64_t{0} : 0
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<aggregator::Mapping>> CellMemory::Map(size_t bytes) {
-  return std::make_unique<CellMapping>(bytes);
+void CellMemory::Map(size_t bytes, std::weak_ptr<const void> /*wanted*/, Then then) {
+  then(std::make_shared<CellMapping>(bytes));
 }
 
 void CellSummer::Sum(const aggregator::SliceSum& sum) const {

@@ -38,7 +38,7 @@ class SimClock final : public runtime::Clock {
 
 class CellMemory final : public aggregator::MemorySource {
  public:
-  absl::StatusOr<std::unique_ptr<aggregator::Mapping>> Map(size_t bytes) override;
+  void Map(size_t bytes, std::weak_ptr<const void> wanted, Then then) override;
 };
 
 // Adds cells as the ledger does, in the order of the inputs.

@@ -88,6 +88,10 @@ class MetricsTest(unittest.TestCase):
             ('talweg_aggregator_jobs{aggregator="0"}', 1),
         ):
             self.assertEqual(found.get(sample), value, sample)
+        # One slice has been summed, or two: y's may be.
+        places = [f'{{aggregator="0",{job},node="{node}"}}' for node in (0, 1)]
+        self.assertEqual(sum(found["talweg_member_last_share" + place] for place in places), 1)
+        self.assertIn("talweg_member_behind_seconds" + places[1], found)
         self.assertGreater(found["talweg_scheduler_start_time_seconds"], 1e9)
 
     def test_where_nobody_answers(self) -> None:

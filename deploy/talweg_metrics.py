@@ -137,6 +137,15 @@ def of_aggregator(metrics: Metrics, name: str, told: dict[str, Any]) -> None:
         ("memory_bytes_max", "gauge", "Memory for slots and results."),
     )
     _of_daemon(metrics, "aggregator", told, fields, **labels)
+    for job in told["jobs"]:
+        for member in job["members"] if job["sums_known"] else []:
+            share = member["came_last"] / job["sums_known"]
+            of = {**labels, "job": job["name"], "node": str(member["node_rank"])}
+            help_ = "Of the newest sums, those for which its contribution came last."
+            metrics.add("talweg_member_last_share", "gauge", help_, share, **of)
+            behind = float(member.get("behind", "0s").removesuffix("s"))
+            help_ = "How long after the one before it, on average then."
+            metrics.add("talweg_member_behind_seconds", "gauge", help_, behind, **of)
 
 
 def metrics_of(told: dict[str, Any]) -> str:

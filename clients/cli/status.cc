@@ -236,6 +236,41 @@ std::string DealingNote(const scheduler::v1::Dealing& dealing) {
   return known == talweg::Dealing{} ? "" : ", dealing " + talweg::DealingText(known);
 }
 
+// How often one node's contributions came last at the job's aggregators.
+struct Lateness {
+  uint64_t last_count = 0;
+  double behind_s = 0;  // How long after those before them, over all of these.
+};
+
+// Returns who holds the others up, or "" if nobody does for most of the time.
+std::string LatenessText(const StatusFacts& facts, const GetJobResponse& job) {
+  constexpr double kShareMin = 0.75;  // Two equal nodes come last in half of the sums each.
+  constexpr double kBehindMinS = 0.001;
+  uint64_t sums = 0;
+  std::map<uint32_t, Lateness> nodes;
+  for (const auto& [name, answer] : facts.aggregators) {
+    for (const auto& status : answer.response.jobs()) {
+      if (status.job_id() != job.summary().job_id()) continue;
+      sums += status.sums_known();
+      for (const auto& member : status.members()) {
+        Lateness& node = nodes[member.node_rank()];
+        node.last_count += member.came_last();
+        node.behind_s += member.came_last() * Seconds(member.behind());
+      }
+    }
+  }
+  for (const auto& [node, lateness] : nodes) {
+    const double count = static_cast<double>(lateness.last_count);
+    if (sums == 0 || count < kShareMin * static_cast<double>(sums)) continue;
+    if (lateness.behind_s < kBehindMinS * count) continue;
+    return absl::StrFormat(
+        "  node %d holds the others up: its part came last in %.0f %% of the newest sums, %s after "
+        "the one before\n",
+        node, 100 * count / static_cast<double>(sums), FormatSeconds(lateness.behind_s / count));
+  }
+  return "";
+}
+
 std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
   const auto& summary = job.summary();
   std::string text = absl::StrFormat(
@@ -265,6 +300,7 @@ std::string JobText(const StatusFacts& facts, const GetJobResponse& job) {
          absl::StrCat(status.epoch_held()), member.admin_address()});
   }
   text += members.Text();
+  text += LatenessText(facts, job);
   if (job.shares_size() > 0) {
     std::vector<std::string> shares;
     for (const auto& share : job.shares()) {

@@ -184,6 +184,35 @@ TEST_CASE("status: the text has the facts", "[cli]") {
   CHECK_THAT(text, !Contains("other"));
 }
 
+TEST_CASE("status: a node whose part comes last is named", "[cli]") {
+  StatusFacts facts = TwoNodes();
+  const auto told = [&facts](const std::string& aggregator, const std::string& text) {
+    auto* const jobs = facts.aggregators[aggregator].response.mutable_jobs();
+    jobs->Clear();
+    *jobs->Add() = Parse<aggregator::v1::JobStatus>("job_id: 3 " + text);
+  };
+  const std::string slow = R"pb(
+    sums_known: 100
+    members {
+      node_rank: 0
+      came_last: 4
+      behind { nanos: 1000000 }
+    }
+    members {
+      node_rank: 1
+      came_last: 96
+      behind { nanos: 41000000 }
+    })pb";
+  told("a", slow);
+  told("b", slow);
+  CHECK_THAT(StatusText(facts),
+             Contains("node 1 holds the others up: its part came last in 96 % of the newest sums, "
+                      "41.0 ms after the one before\n"));
+  // What one aggregator sees is not all.
+  told("b", "sums_known: 900 members { node_rank: 0 came_last: 900 behind { nanos: 900 } }");
+  CHECK_THAT(StatusText(facts), !Contains("holds the others up"));
+}
+
 TEST_CASE("status: one is not several", "[cli]") {
   StatusFacts facts = TwoNodes();
   auto* const summary = facts.jobs[0].mutable_summary();

@@ -61,8 +61,11 @@ JobStatus AggregatorCore::Status(int64_t now_ns, bool with_tensors) const {
                       .in_view = view_.self().has_value(),
                       .reports_complete = recovery_.is_complete(),
                       .reserved_bytes = memory_.place().used_bytes(),
+                      .sums_known = rounds_.latecomers().sum_count(),
                       .tensor_count = tensors_.size(),
                       .counters = counters_};
+  const std::vector<Latecomers::Lateness> lateness =
+      rounds_.latecomers().ByMember(view_.member_count());
   for (uint32_t i = 0; i < view_.member_count(); ++i) {
     const view::ViewMember& viewed = view_.view().members[i];
     const std::optional<ConnectionId>& connection = attendance_.ConnectionOf(MemberIndex{i});
@@ -72,6 +75,7 @@ JobStatus AggregatorCore::Status(int64_t now_ns, bool with_tensors) const {
     record.name = viewed.name;
     record.connected = connection.has_value();
     record.reported = recovery_.HasReported(MemberIndex{i});
+    record.lateness = lateness[i];
     if (connection) record.contribution_bytes = sessions_.Find(*connection)->contribution_bytes;
   }
   for (const auto& [key, tensor] : tensors_) {

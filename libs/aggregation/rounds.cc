@@ -114,8 +114,12 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
       ++counters_->results_again;
       Serve(tensor, *slice, member, entry.wants_result, entry.priority, out);
       return;
-    case SliceRound::Outcome::kTaken:
-    case SliceRound::Outcome::kCompleted: break;
+    case SliceRound::Outcome::kCompleted:
+      if (entry.mode == Mode::kSum && slice->round.taker_count() > 1) {
+        latecomers_.OnLast(member, slice->round.behind_ns());
+      }
+      break;
+    case SliceRound::Outcome::kTaken: break;
   }
   const uint64_t bytes = wire::CreditCost(entry.form, entry.travel_bytes);
   ++counters_->contributions;

@@ -12,6 +12,7 @@
 #include "libs/aggregation/aggregator_tensor.h"
 #include "libs/aggregation/attendance.h"
 #include "libs/aggregation/effects.h"
+#include "libs/aggregation/latecomers.h"
 #include "libs/aggregation/present_view.h"
 #include "libs/aggregation/sessions.h"
 #include "libs/aggregation/status.h"
@@ -35,6 +36,7 @@ class Rounds {
         tensors_(tensors),
         counters_(counters) {}
 
+  void OnView() { latecomers_.OnView(); }
   // Handles a Contribute frame. `member`: the connection's member in the present epoch.
   ContributionTally OnContributions(ConnectionId connection, const Session& session,
                                     std::optional<MemberIndex> member, const wire::Frame& frame,
@@ -48,6 +50,7 @@ class Rounds {
   void OnClosed() { is_over_ = true; }
 
   size_t writes_under_way() const { return writes_.size(); }
+  const Latecomers& latecomers() const { return latecomers_; }
 
  private:
   struct Write {
@@ -83,6 +86,7 @@ class Rounds {
   const Attendance* const attendance_;
   Tensors* const tensors_;
   Counters* const counters_;
+  Latecomers latecomers_;
   uint64_t last_write_ = 0;
   std::map<WriteId, Write> writes_;
   bool is_over_ = false;

@@ -29,7 +29,7 @@ struct Fixture : CoreParts {
                                                  .mode = wire::Mode::kSum,
                                                  .form = wire::Form::kWritten}};
     const Session session = {.state = SessionState::kActive, .epoch = view.epoch};
-    return rounds.OnContributions(Conn(member), session, MemberIndex{member}, frame, 0, out);
+    return rounds.OnContributions(Conn(member), session, MemberIndex{member}, frame, now_ns, out);
   }
   void FinishSum() {
     const Sum sum = Of<Sum>().back();
@@ -44,6 +44,7 @@ struct Fixture : CoreParts {
     }
   }
 
+  int64_t now_ns = 0;
   Rounds rounds{&config, &present, &attendance, &tensors, &counters};
 };
 
@@ -61,6 +62,25 @@ TEST_CASE("Rounds: contributions are summed in member order when all have come",
   REQUIRE(f.Of<SendResult>().size() == 2);
   CHECK(f.Of<SendResult>()[0].connection == f.Conn(0));
   CHECK(f.rounds.writes_under_way() == 2);
+}
+
+TEST_CASE("Rounds: the member whose contribution comes last is noted", "[aggregation]") {
+  Fixture f;
+  const AggregatorTensor& tensor = f.Answered("t");
+  for (uint64_t round = 1; round <= 3; ++round) {
+    f.Contribute(round == 2 ? 1 : 0, tensor, round);
+    f.now_ns += 500;
+    f.Contribute(round == 2 ? 0 : 1, tensor, round);
+    f.now_ns += 10'000;  // Until the next round begins.
+    f.FinishSum();
+  }
+  CHECK(f.rounds.latecomers().sum_count() == 3);
+  const auto members = f.rounds.latecomers().ByMember(2);
+  CHECK(members[0].last_count == 1);
+  CHECK(members[1].last_count == 2);
+  CHECK(members[1].behind_ns == 1000);
+  f.rounds.OnView();
+  CHECK(f.rounds.latecomers().sum_count() == 0);
 }
 
 TEST_CASE("Rounds: a sum waits for the writes of the previous result", "[aggregation]") {

@@ -39,7 +39,9 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
     open_round_ = entry.round;
     mode_ = entry.mode;
     since_ns_ = now_ns;
+    newest_ns_ = now_ns;
   }
+  behind_ns_ = now_ns - std::exchange(newest_ns_, now_ns);
   if (entry.mode == Mode::kCopy && !empty) {
     source_ = from;
     sum_epoch_ = entry.sum_epoch;

@@ -98,6 +98,8 @@ class SliceRound {
   const Standing& standing() const { return standing_; }
   // When the first contribution to the open round came; meaningless before.
   int64_t since_ns() const { return since_ns_; }
+  // How long after the one before it the newest contribution came; 0 if it was the round's first.
+  int64_t behind_ns() const { return behind_ns_; }
 
  private:
   struct Wanted {
@@ -116,6 +118,8 @@ class SliceRound {
   uint32_t taker_count_;
   uint32_t here_count_ = 0;
   int64_t since_ns_ = 0;
+  int64_t newest_ns_ = 0;  // When the newest contribution to the open round came.
+  int64_t behind_ns_ = 0;
   std::vector<Part> parts_;
   std::vector<Wanted> wanted_;
   Standing standing_;

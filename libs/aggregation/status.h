@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "libs/aggregation/latecomers.h"
 #include "libs/base/collective.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
@@ -67,6 +68,7 @@ struct MemberStatus {
   bool connected = false;  // Welcomed or fenced in the present epoch.
   bool reported = false;
   uint64_t contribution_bytes = 0;  // Taken, over all epochs of this connection.
+  Latecomers::Lateness lateness;
 };
 
 struct RoundStatus {
@@ -98,6 +100,7 @@ struct JobStatus {
   bool reports_complete = false;
   uint64_t reserved_bytes = 0;
   std::vector<MemberStatus> members;
+  uint32_t sums_known = 0;  // Over which the members' lateness is counted.
   size_t tensor_count = 0;
   std::vector<TensorStatus> tensors;     // Only if they were asked for.
   std::vector<RoundStatus> open_rounds;  // At least one contribution is here, and one missing.

@@ -20,6 +20,9 @@ void FillMembers(const AggregatorDataPlane& data_plane, const aggregation::Aggre
     aggregator::v1::MemberConnection* const record = out->add_members();
     record->set_node_rank(member.id.node.value());
     record->set_connected(member.connected);
+    record->set_came_last(member.lateness.last_count);
+    *record->mutable_behind() = rpc::DurationFromNs(
+        member.lateness.behind_ns / std::max<int64_t>(member.lateness.last_count, 1));
     const std::optional<ConnectionId>& connection = job.members()[i].connection;
     if (!connection) continue;
     const ConnectionTraffic traffic = data_plane.TrafficOf(*connection);
@@ -49,6 +52,7 @@ void FillJob(const AggregatorDataPlane& data_plane, const aggregation::Aggregato
   out->set_epoch(status.epoch.value());
   out->set_tensor_count(static_cast<uint32_t>(status.tensor_count));
   out->set_rounds_done(status.counters.rounds);
+  out->set_sums_known(status.sums_known);
   out->set_memory_bytes(status.reserved_bytes);
   *out->mutable_quota() = rpc::ToProto(job.quota());
   out->set_tensors_placed(job.place().used_tensors());

@@ -7,6 +7,7 @@ value. The two greatest numbers fit together only if all ranks that gave a value
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,23 +38,38 @@ def are_alike(lanes: np.ndarray, at: int) -> bool:
     return int(lanes[at]) == U64_MAX - int(lanes[at + 1])
 
 
+def times_count(ranks: int) -> int:
+    """Returns how many lanes a sampler has whose batches are in proportion to speed: one a rank, and
+    one for the step.
+    """
+    return ranks + 1
+
+
+def tell_times(rows: np.ndarray, rank: int, times: Sequence[tuple[int, int]]) -> None:
+    """Tells what a sample takes this rank, and what a step takes. `rows` has one for each sampler."""
+    for row, (sample_ns, step_ns) in zip(rows, times):
+        row[rank], row[-1] = sample_ns, step_ns
+
+
 class StepLanes:
     """The lanes of the round at the end of a step."""
 
     _EPOCH, _DIGEST, _ENDED_AT = 0, 1, 3
 
-    def __init__(self, ranks: int, standbys: int) -> None:
-        self.all: np.ndarray = np.zeros(self.count(ranks, standbys), np.uint64)
+    def __init__(self, ranks: int, standbys: int, samplers: int = 0) -> None:
+        """`samplers` are those of the State whose batches are in proportion to speed."""
+        self.all: np.ndarray = np.zeros(self.count(ranks, standbys, samplers), np.uint64)
         # One lane a rank: 1 if it ends the step. A rank that is gone, or has joined, leaves 0.
         self._ended, rest = np.split(self.all[self._ENDED_AT :], [ranks])
         # One lane a standby: 1 if the ranks that it has asked for the state may not begin to give
         # it.
-        self.holds, self.counters = np.split(rest, [standbys])
+        self.holds, self.counters, times = np.split(rest, [standbys, standbys + COUNTER_LANES])
+        self.times = times.reshape(samplers, times_count(ranks))
 
     @classmethod
-    def count(cls, ranks: int, standbys: int) -> int:
+    def count(cls, ranks: int, standbys: int, samplers: int = 0) -> int:
         """Returns the number of lanes."""
-        return cls._ENDED_AT + ranks + standbys + COUNTER_LANES
+        return cls._ENDED_AT + ranks + standbys + COUNTER_LANES + samplers * times_count(ranks)
 
     def tell_end(self, rank: int) -> None:
         """Tells that the rank ends the step."""

@@ -12,16 +12,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from talweg import _client
 from talweg._client import Client
 from talweg._elastic import state_rounds
 from talweg._elastic.agreement import Agreed, Agreement, Said
-from talweg._elastic.lanes import StepLanes, greatest
+from talweg._elastic.lanes import StepLanes, greatest, tell_times
 from talweg._elastic.replay import Replay
 from talweg._elastic.state_rounds import StateHolder
 from talweg._elastic.taking import Taking
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 # others' state. It makes one step to create its optimizer's variables. If it makes more, it trains
 # alone.
 _OWN_STEPS_MAX = 10
+
+# Is told who has ended the step, by rank (None: all). And, for each sampler whose batches are in
+# proportion to speed, how long a sample takes each rank, and how long a step takes.
+Commit = Callable[[Optional[Sequence[bool]], Sequence[Sequence[int]]], object]
 
 # How many seconds ranks wait, if there are too few, before they look for others again.
 _LOOK_S = 0.1
@@ -187,7 +191,14 @@ class Membership:
         name, standbys = f"talweg.step{self.client.connection.view_suffix}", self.view.standbys
         if standbys:
             name += f".beside{len(standbys)}"
-        return name, StepLanes.count(self.client.size, len(standbys))
+        if self._balanced:
+            name += f".times{self._balanced}"
+        return name, StepLanes.count(self.client.size, len(standbys), self._balanced)
+
+    @property
+    def _balanced(self) -> int:
+        """How many samplers deal batches in proportion to ranks' speeds."""
+        return 0 if self.holder is None else self.holder.balanced_samplers
 
     @property
     def rounds_of_steps(self) -> list[tuple[str, int]]:
@@ -317,13 +328,10 @@ class Membership:
         self.change = None if before is None else change_between(before, self.view)
         self._tell(self.change)
 
-    def end_step(
-        self, commit: Callable[[tuple[bool, ...] | None], object] | None = None
-    ) -> Change | None:
+    def end_step(self, commit: Commit | None = None) -> Change | None:
         """Ends the step. Nodes come and go here. With a State, returns when there are enough ranks.
 
-        `commit` is called before any rank enters. It is told by rank who has ended the step; None
-        means all.
+        `commit` is called before any rank enters.
         """
         self.client.finish_step()
         before = self.view
@@ -375,23 +383,23 @@ class Membership:
         if hashed is not None:
             hashed.close()
 
-    def _end_one_step(
-        self, commit: Callable[[tuple[bool, ...] | None], object] | None
-    ) -> Change | None:
+    def _end_one_step(self, commit: Commit | None) -> Change | None:
+        # First, because this rank's own work is over with the last push before this.
+        times = self.holder.own_times() if self.holder is not None else ()
         step = self._steps_base + self.client.connection.steps_ended() + 1
         is_compared, self._is_first_step = self._is_compared(step), False
         if not self.client.nodes_change:
-            self._end_step_of_all(commit, is_compared)
+            self._end_step_of_all(commit, is_compared, times)
             return None
         if self.is_joiner:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
         before = self.view
         if not self._agreement.has_agreed:
             self._resynchronize(wants_state=False)
-        told = self._exchange(self._digest_of_step(is_compared))
+        told = self._exchange(self._digest_of_step(is_compared), times)
         ended = told.ended
         if commit is not None:
-            commit(ended)
+            commit(ended, told.times.tolist())
         self._agreement.giving.on_boundary(step, self.view, ended, told.holds.tolist())
         self.client.connection.end_step()
         self._follow_newer(told.newest_epoch)
@@ -400,23 +408,27 @@ class Membership:
         return change
 
     def _end_step_of_all(
-        self, commit: Callable[[tuple[bool, ...] | None], object] | None, is_compared: bool
+        self, commit: Commit | None, is_compared: bool, times: Sequence[tuple[int, int]]
     ) -> None:
         """Ends a step in which nobody comes or goes."""
+        told: list[list[int]] = []
         if is_compared and self.client.size > 1:
             state_rounds.compare(self.client, self.holder)
+        if times and self.client.size > 1:
+            told = state_rounds.exchange_times(self.client, times)
         if commit is not None:
-            commit(None)
+            commit(None, told)
         if not self.client.is_alone:
             self.client.connection.end_step()
 
-    def _exchange(self, digest: int) -> StepLanes:
+    def _exchange(self, digest: int, times: Sequence[tuple[int, int]]) -> StepLanes:
         """Tells the other ranks that this rank ends the step, and hears the same from them.
 
-        Ranks compare digests. `digest` is 0 if this rank has none.
+        Ranks compare digests. `digest` is 0 if this rank has none. `times` are those of the holder.
         """
         client = self.client
-        told = StepLanes(client.size, len(self.view.standbys))
+        told = StepLanes(client.size, len(self.view.standbys), len(times))
+        tell_times(told.times, client.rank, times)
         told.tell_epoch(client.connection.newest_epoch())
         if digest:
             told.tell_digest(digest)

@@ -15,6 +15,7 @@ from talweg._collectives import objects
 from talweg._digest import Digest, Hashing
 from talweg._elastic import generators, outlive
 from talweg._elastic.membership import membership_of
+from talweg._elastic.own_time import OwnTime
 from talweg._elastic.replay import Replay
 from talweg._elastic.sampler import ElasticSampler
 from talweg._elastic.state_replay import Recorder, StateReplay, is_of_jax
@@ -24,6 +25,7 @@ from talweg.errors import AgentLost, InvalidArgument, Mismatch
 _RESERVED = (
     *("apply", "begin", "end_step", "run", "save", "restore", "check_every", "digest_steps"),
     *("pack", "unpack", "digest", "hashing", "replay", "joined", "took_whole", "change"),
+    *("balanced_samplers", "own_times"),
 )
 
 
@@ -228,9 +230,10 @@ class State:
             self._deal()
         return self._change
 
-    def _commit(self, ended: Sequence[bool] | None) -> None:
+    def _commit(self, ended: Sequence[bool] | None, times: Sequence[Sequence[int]] = ()) -> None:
+        told = iter(times)
         for sampler in self._samplers():
-            sampler.end_step(ended)
+            sampler.end_step(ended, next(told, ()) if sampler.balances else ())
         if self._saved_in_step:  # The copy does not know whose batches are dealt again.
             self._saved_in_step = False
             for name, value in self._values.items():
@@ -243,9 +246,21 @@ class State:
     def _deal(self) -> None:
         client = _client.current()
         for sampler in self._samplers():
-            sampler.deal(client.rank, client.size)
+            if not sampler.balances:
+                sampler.deal(client.rank, client.size)
+                continue
+            sampler.deal(client.rank, client.size, membership_of(client).view.places)
+            if not client.is_alone:
+                sampler.stopwatch = client.companion(OwnTime)
 
     # ----- StateHolder of talweg._elastic.state_rounds -----
+
+    @property
+    def balanced_samplers(self) -> int:
+        return sum(sampler.balances for sampler in self._samplers())
+
+    def own_times(self) -> Sequence[tuple[int, int]]:
+        return [sampler.take_times() for sampler in self._samplers() if sampler.balances]
 
     def pack(self) -> Sequence[bytes | memoryview]:
         return objects.pieces_of(
@@ -277,6 +292,9 @@ class State:
                 f"{there or 'nothing'}: start the same program at every rank"
             )
         for name, value in given.items():
+            own = self._values[name]
+            if isinstance(own, ElasticSampler):
+                own.require_alike(value)
             if name not in apart:
                 self._load(name, value)
 
@@ -300,7 +318,7 @@ class State:
         total = Digest()
         for name, value in sorted(self._values.items()):
             if isinstance(value, ElasticSampler):
-                place = (value.epoch, value.left, value.step_samples)
+                place = (value.epoch, value.left, value.step_samples, value.shares)
                 total.update(repr((name, place)).encode())
             elif isinstance(value, (int, str)):
                 total.update(repr((name, value)).encode())

@@ -11,7 +11,7 @@ import numpy as np
 
 from talweg._collectives import objects
 from talweg._collectives.process_sets import ProcessSet
-from talweg._elastic.lanes import are_alike, greatest, tell_alike
+from talweg._elastic.lanes import are_alike, greatest, tell_alike, tell_times, times_count
 from talweg._elastic.replay import Replay
 from talweg.errors import Aborted, InvalidArgument, Mismatch
 
@@ -46,6 +46,15 @@ class StateHolder(Protocol):
     def replay(self) -> Replay | None:
         """Returns the Replay by which a joiner catches up beside the steps; None if it takes the
         whole state.
+        """
+
+    @property
+    def balanced_samplers(self) -> int:
+        """How many samplers deal batches in proportion to ranks' speeds."""
+
+    def own_times(self) -> Sequence[tuple[int, int]]:
+        """Returns what this rank tells of its speed at the end of a step, for each such sampler:
+        ElasticSampler.take_times(). Called once a step.
         """
 
     @property
@@ -87,6 +96,15 @@ def warn_of_counters(own: int, lanes: np.ndarray) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+def exchange_times(client: Client, times: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Tells all ranks these times, and returns what all have told, in a row for each sampler."""
+    rows: np.ndarray = np.zeros((len(times), times_count(client.size)), np.uint64)
+    tell_times(rows, client.rank, times)
+    greatest(client, f"talweg.times{len(times)}", rows.reshape(-1))
+    told: list[list[int]] = rows.tolist()
+    return told
 
 
 def transfer(

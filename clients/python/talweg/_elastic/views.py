@@ -46,6 +46,12 @@ class View:
         [member] = [each for each in self.members if number in each.ranks]
         return member
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The node and local rank of each rank in steps, by number. Not all, if epoch is 0."""
+        listed = sorted(self.in_steps, key=lambda member: member.ranks.start)
+        return [(each.node, local) for each in listed for local in range(len(each.ranks))]
+
     def rank_at(self, node: int, local_rank: int) -> int:
         [member] = [each for each in self.members if each.node == node]
         return member.ranks[local_rank]

@@ -118,10 +118,7 @@ class Elastic(State):
         With it the ranks' average is the mean over all samples of the step. It is 1.0 if all ranks
         have the same number of samples.
         """
-        sampler = self._sampler
-        if sampler is None or sampler.step_samples == 0:
-            return 1.0
-        return sampler.own_samples * _client.current().size / sampler.step_samples
+        return 1.0 if self._sampler is None else self._sampler.weight
 
     def _scale_rates(self, optimizer: torch.optim.Optimizer) -> None:
         assert self._sampler is not None

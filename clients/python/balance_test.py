@@ -191,6 +191,11 @@ class SamplerTest(unittest.TestCase):
             _end_step(ranks)
         self.assertEqual(ranks[0].sampler.shares, [21, 43])
 
+    def test_a_time_that_is_none_is_refused(self) -> None:
+        for seconds in (-1.0, float("nan"), float("inf")):
+            with self.assertRaisesRegex(talweg.InvalidArgument, "seconds of one step's work"):
+                _sampler(10, 2).note_own_time(seconds)
+
     def test_a_rank_that_cannot_tell_warns_once(self) -> None:
         [rank] = self._ranks(1)
         with mock.patch.object(rank, "take_ns", return_value=(None, 5)):

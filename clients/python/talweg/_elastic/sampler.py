@@ -13,6 +13,8 @@ from talweg._elastic.shares import STEPS, OwnPace, Place, Shares
 from talweg.errors import InvalidArgument, Mismatch
 
 _TORCH_LOADER = "torch.utils.data.dataloader"
+# The longest time that a program may tell of a step.
+_SECONDS_MAX = 10**9
 # After so many full steps without a time a rank warns that it knows none.
 _UNTIMED_MAX = 2 * STEPS
 
@@ -167,6 +169,11 @@ class ElasticSampler:
         It is for programs whose work is not timed by itself: those whose framework pushes gradients
         by a kernel of its own, or computes on a GPU. Call it in each step, before end_step().
         """
+        if not 0 <= seconds <= _SECONDS_MAX:  # NaN is neither.
+            raise InvalidArgument(
+                f"note_own_time({seconds}): it is the seconds of one step's work, from 0 to "
+                f"{_SECONDS_MAX}"
+            )
         self._noted_ns = max(int(seconds * 1e9), 1)
 
     def take_times(self) -> tuple[int, int]:

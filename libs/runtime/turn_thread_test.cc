@@ -14,7 +14,7 @@ namespace talweg::runtime {
 namespace {
 
 TEST_CASE("TurnThread: work is done in its order, and the idle work when none waits", "[runtime]") {
-  std::vector<int> done;  // Of the thread, until it has told `idle`.
+  std::vector<int> done;  // The thread has it until it has told `idle`.
   std::promise<void> added;
   std::promise<void> idle;
   TurnThread thread("turns");

@@ -378,8 +378,22 @@ def test_torch() -> None:
     assert (scaled == 2 * size).all()
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+class _TimeUp(Exception):
+    """What the handler of a signal raises that keeps a program's own time limit."""
+
+
+# What the handlers of a test's signals raise.
+_INTERRUPTS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: _TimeUp}
+
+
+def _raise_at(number: signal.Signals, kind: type[BaseException]) -> None:
+    def handle(*_: object) -> None:
+        raise kind
+
+    signal.signal(number, handle)
+
+
+_raised: list[BaseException] = []  # As of a program that keeps errors, and so the calls' objects.
 
 
 def _raises(kind: type[BaseException], call: Callable[[], object], *words: str) -> None:
@@ -387,6 +401,7 @@ def _raises(kind: type[BaseException], call: Callable[[], object], *words: str) 
         call()
     except kind as failure:
         _check(str(failure), *words)
+        _raised.append(failure)
     else:
         raise AssertionError(f"no {kind.__name__}")
 
@@ -410,34 +425,36 @@ def _calls_that_block(name: str, count: int) -> list[tuple[Callable[..., object]
 
 def test_calls_that_end_before_their_rounds() -> None:
     """A call that blocks has no handle, so its round ends by itself."""
-    signal.signal(signal.SIGALRM, _interrupt)
     for count in (4, 300_000):
         for call, has_limit in _calls_that_block(f"early {count}", count):
             call()  # This settles the name.
-            for is_interrupted in (True, False) if has_limit else (True,):
+            for kind in (KeyboardInterrupt, _TimeUp, *([talweg.Timeout] if has_limit else [])):
                 if talweg.rank() > 0:
                     talweg.barrier()
                     call()
-                elif is_interrupted:
-                    signal.setitimer(signal.ITIMER_REAL, 0.1)
-                    _raises(KeyboardInterrupt, call)
-                    talweg.barrier()
-                else:
+                elif kind is talweg.Timeout:
                     _raises(talweg.Timeout, partial(call, timeout_s=0.01), "goes on by itself")
                     _raises(talweg.Timeout, partial(call, timeout_s=0.01), "has pushed nothing")
+                    talweg.barrier()
+                else:
+                    _raise_at(signal.SIGALRM, kind)
+                    signal.setitimer(signal.ITIMER_REAL, 0.1)
+                    _raises(kind, call)
                     talweg.barrier()
                 call()
                 call()
 
 
 def test_calls_that_are_interrupted_while_they_push() -> None:
-    """Ctrl-C comes while the library pushes. The call is then made, and its round ends by itself."""
+    """A signal comes while the library pushes. The call is then made, and its round ends by
+    itself.
+    """
     connection = _client.current().connection
 
-    def interrupted(push: Callable[..., int]) -> Callable[..., int]:
+    def interrupted(push: Callable[..., int], number: signal.Signals) -> Callable[..., int]:
         def call(*arguments: Any, **options: Any) -> int:
             round_ = push(*arguments, **options)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             return round_
 
         return call
@@ -446,17 +463,19 @@ def test_calls_that_are_interrupted_while_they_push() -> None:
         for call, _ in _calls_that_block(f"interrupted {count}", count):
             if "group" in repr(call):  # The interrupt parts the calls of a group.
                 continue
-            call()
-            if talweg.rank() > 0:
+            for number, kind in _INTERRUPTS.items():
+                _raise_at(number, kind)
                 call()
-            else:
-                with contextlib.ExitStack() as stack:
-                    for name in ("push_pull", "push_parts"):
-                        patched = interrupted(getattr(connection, name))
-                        stack.enter_context(mock.patch.object(connection, name, patched))
-                    _raises(KeyboardInterrupt, call)
-            call()
-            call()
+                if talweg.rank() > 0:
+                    call()
+                else:
+                    with contextlib.ExitStack() as stack:
+                        for name in ("push_pull", "push_parts"):
+                            patched = interrupted(getattr(connection, name), number)
+                            stack.enter_context(mock.patch.object(connection, name, patched))
+                        _raises(kind, call)
+                call()
+                call()
 
 
 def test_a_round_that_was_left_and_differs() -> None:

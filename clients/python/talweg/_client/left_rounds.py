@@ -169,8 +169,8 @@ def finish_call(client: Client, handle: Handle, timeout_s: float | None = None) 
             f"{handle.title}: not complete after {timeout_s} s; the call goes on by itself, without "
             "its result" + (f"; it still waits for {who}" if who else "")
         ) from None
-    except Exception:
+    except TalwegError:
         raise
-    except BaseException:  # Ctrl-C.
+    except BaseException:  # A signal's handler has raised it, as on Ctrl-C.
         handle.leave()
         raise

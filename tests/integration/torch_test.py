@@ -56,6 +56,12 @@ class TorchTest(unittest.TestCase):
                 line = job.command("torch_steps.py", nodes=nodes, ranks=ranks, forks=self.forks)
                 job.run(line)
 
+    def test_another_default_device(self) -> None:
+        for nodes, ranks in ((1, 2), (2, (2, 1))):
+            with self.subTest(nodes=nodes):
+                line = job.command("default_device.py", nodes=nodes, ranks=ranks, forks=self.forks)
+                job.run(line)
+
     def test_compiled_steps(self) -> None:
         job.run(job.command("torch_compiled.py", ranks=2, forks=self.forks))
 

@@ -80,7 +80,7 @@ def all_reduce(
         values = values * reduction.factor
     if reduction.op is Op.AVERAGE:
         values = values / size
-    shape = torch.tensor([[*tensor.shape, tensor.sparse_dim()]])
+    shape = torch.tensor([[*tensor.shape, tensor.sparse_dim()]], device="cpu")
     outputs: list[_Gathered] = [_Gathered(shape), _Gathered(indices)]
     outputs.append(_Sum(tensor, values, outputs[0], outputs[1]))
     calls = [_gather(each, output) for each, output in zip((shape, indices, values), outputs)]

@@ -269,7 +269,7 @@ class Outputs:
             result = self._way.room(count, self._tensors[0].dtype)
         else:
             # Other ranks need this rank in the call, even if finish() finds its outputs wrong.
-            result = torch.empty(count, dtype=self._tensors[0].dtype)
+            result = torch.empty(count, dtype=self._tensors[0].dtype, device="cpu")
         lengths = [each * per_row for each in counts]
         return (result, lengths), int(result.data_ptr())
 

@@ -69,7 +69,7 @@ class TorchTensors:
         known = _BY_NAME.get(dtype) or getattr(torch, dtype, None)
         if not isinstance(known, torch.dtype):
             raise InvalidArgument(f"torch has no dtype {dtype}, which another rank gives")
-        return torch.empty(shape, dtype=known)
+        return torch.empty(shape, dtype=known, device="cpu")
 
     def reducible(self, tensor: Any, op: Op) -> Any:
         return as_pushed(tensor.resolve_conj() if tensor.is_complex() else tensor, op)
@@ -92,7 +92,7 @@ class TorchTensors:
     def target(self, tensor: Any) -> Any:
         if tensor.device.type == "cpu" and _cuda.is_plain(tensor):
             return tensor.detach()
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     def written(self, tensor: Any, target: Any) -> None:
         if target.data_ptr() != tensor.data_ptr():

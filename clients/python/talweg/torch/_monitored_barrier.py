@@ -42,7 +42,7 @@ class _Calls:
 def _received(group: ProcessGroup, calls: _Calls, source: int, size: int, end: float) -> Any:
     """Returns the next message from that rank as numbers; None if none comes before `end`."""
     if source not in calls.open:
-        tensor = torch.zeros(size, dtype=torch.int64)
+        tensor = torch.zeros(size, dtype=torch.int64, device="cpu")
         calls.open[source] = group.recv([tensor], source, _TAG), tensor
     work, tensor = calls.open[source]
     try:
@@ -112,7 +112,7 @@ def _gather(group: ProcessGroup, calls: _Calls, end: float, waits_for_all: bool)
             # The message belongs to an earlier call, which is over.
     if not waits_for_all:
         missing = missing[:1]
-    word = torch.zeros(1 + size, dtype=torch.int64)
+    word = torch.zeros(1 + size, dtype=torch.int64, device="cpu")
     word[0] = calls.count
     word[[1 + place for place in missing]] = 1
     for work in [group.send([word], place, _TAG) for place in come]:
@@ -123,7 +123,7 @@ def _gather(group: ProcessGroup, calls: _Calls, end: float, waits_for_all: bool)
 
 def _report(group: ProcessGroup, calls: _Calls, end: float) -> list[int]:
     """Tells the first rank that this rank is there. Returns the missing ranks that it names."""
-    group.send([torch.tensor([calls.count])], 0, _TAG)
+    group.send([torch.tensor([calls.count], device="cpu")], 0, _TAG)
     while True:
         told = _received(group, calls, 0, 1 + group.size(), end)
         if told is None:

@@ -562,7 +562,7 @@ class ProcessGroup(GroupOfSubclasses):
         opts = options_of(c10d.BarrierOptions, opts)
         if self.is_beside(getattr(opts, "device", None)):
             return super().barrier(opts)
-        one = torch.zeros(0, dtype=torch.uint8)
+        one = torch.zeros(0, dtype=torch.uint8, device="cpu")
         call = given(BARRIER, [one], tensors_.elements(one), [0], 0, None)
         return self._submit("barrier", [call], [], [], [], opts)
 

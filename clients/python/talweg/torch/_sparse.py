@@ -17,4 +17,6 @@ def rows_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def of_rows(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Returns the COO tensor of `shape`. Values with the same index add up."""
-    return torch.sparse_coo_tensor(indices.transpose(0, 1), values, shape, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        indices.transpose(0, 1), values, shape, device=values.device, check_invariants=False
+    )

@@ -52,7 +52,7 @@ class _OfPinned:
         return copy.address, (source, copy), copy.is_done
 
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        nothing = torch.empty(0, dtype=dtype)
+        nothing = torch.empty(0, dtype=dtype, device="cpu")
         nbytes = count * nothing.element_size()
         if nbytes == 0:
             return nothing
@@ -91,7 +91,7 @@ class _OfTorch:
         return copy.data_ptr(), copy, None
 
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype)
+        return torch.empty(count, dtype=dtype, device="cpu")
 
     def bring_up(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
         for tensor, part in zip(tensors, parts):

@@ -136,8 +136,8 @@ def _stand_in(entry: _Entry) -> torch.Tensor:
     """Returns a tensor for this rank's part in the root's rounds, if it has no such tensor."""
     dtype = getattr(torch, entry.dtype, None)  # This torch may lack a dtype of the root's torch.
     if entry.is_streamed or dtype is None:
-        return torch.empty(entry.nbytes, dtype=torch.uint8)
-    return torch.empty(entry.shape, dtype=dtype)
+        return torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu")
+    return torch.empty(entry.shape, dtype=dtype, device="cpu")
 
 
 def _mismatch(name: str, text: str) -> Mismatch:
@@ -170,7 +170,7 @@ def _whole(tensor: torch.Tensor, is_root: bool) -> torch.Tensor:
         return tensor
     if is_root:
         return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:

@@ -112,7 +112,7 @@ def adasum(
     client = _client.current()
     group = Group(client, process_set, operation)
     wide = _WIDE[adasum_calls.dtype_for(_tensors.wire_dtype(tensor), operation)]
-    own = torch.empty(tensor.numel(), dtype=wide)
+    own = torch.empty(tensor.numel(), dtype=wide, device="cpu")
     own.view(tensor.shape).copy_(tensor.detach())
     if prescale != 1.0:
         own *= prescale

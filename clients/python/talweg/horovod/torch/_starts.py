@@ -93,8 +93,10 @@ def _splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> torch
                 f"alltoall: without splits the first dimension, {rows}, must be a multiple of the "
                 f"{count} ranks"
             )
-        return torch.full((count,), rows // count, dtype=torch.int32)
-    found = splits if isinstance(splits, torch.Tensor) else torch.tensor(splits, dtype=torch.int32)
+        return torch.full((count,), rows // count, dtype=torch.int32, device="cpu")
+    found = splits
+    if not isinstance(splits, torch.Tensor):
+        found = torch.tensor(splits, dtype=torch.int32, device="cpu")
     if found.dtype != torch.int32:
         raise InvalidArgument(f"alltoall: splits are {found.dtype}; they must be torch.int32")
     if found.dim() != 1 or found.numel() != count:

@@ -322,9 +322,8 @@ class _Allgather(torch.autograd.Function):
         count, name, process_set = ctx.arguments
         name = _of_gradient(name)
         reduced = allreduce(gradients[0], name=name, op=Average, process_set=process_set)
-        rows = allgather(
-            torch.tensor([count]), None if name is None else f"{name}.rows", process_set
-        )
+        own = torch.tensor([count], device="cpu")
+        rows = allgather(own, None if name is None else f"{name}.rows", process_set)
         begin = int(rows[: process_set.rank()].sum())
         return reduced[begin : begin + count], None, None
 

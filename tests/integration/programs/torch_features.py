@@ -247,6 +247,22 @@ def gradients_without_names() -> None:
     assert _client.current().tensor_count == declared
 
 
+def gradients_by_torch_func() -> None:
+    size, x = tw.size(), torch.arange(3.0)
+
+    def loss(tensor: torch.Tensor) -> torch.Tensor:
+        return tw.push_pull(tensor, name="func", op=tw.Op.SUM).square().sum()
+
+    first, second = torch.func.grad(loss), torch.func.grad(lambda each: first(each).pow(2).sum())
+    assert torch.equal(first(x), 2 * size * size * x)
+    assert torch.equal(second(x), 8 * size**4 * x)
+    _, pull = torch.func.vjp(lambda tensor: tw.push_pull(tensor, op=tw.Op.SUM), x)
+    assert torch.equal(pull(x)[0], size * x)
+    batch = torch.ones(2, 3)
+    text = "under torch.func.vmap"
+    expect(talweg.InvalidArgument, text, lambda: torch.func.vmap(tw.push_pull)(batch))
+
+
 def no_gradients() -> None:
     for context in (torch.no_grad(), torch.inference_mode()):
         tensor = _ones()
@@ -529,6 +545,7 @@ CASES = [
     gradients,
     gradients_of_gradients,
     gradients_without_names,
+    gradients_by_torch_func,
     no_gradients,
     parameters_of_every_kind,
     parameters_that_are_in_a_graph,

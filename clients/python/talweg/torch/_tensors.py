@@ -394,11 +394,22 @@ def push_pull(
     priority and time limit. So a tensor must require a gradient at all ranks or at none, and each
     rank's backward must come through here, because the others wait for it. Backward comes in the
     same order at every rank if the ranks compute alike. Sum and average have gradients. For other
-    ops backward raises InvalidArgument: pass tensor.detach().
+    ops backward raises InvalidArgument: pass tensor.detach(). torch.func.grad and vjp work, too.
+    torch.func.vmap raises InvalidArgument.
     """
     factors = Factors(prescale_factor, postscale_factor)
     op = chosen_op(op, average)
     return _push_pull(tensor, op, name, priority, timeout_s, process_set, factors)
+
+
+# Whether a transform of torch.func, such as grad, is under way. Its tensors have no memory.
+_is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+
+class _Called:
+    """Tells backward which name forward has used. torch.func copies lists and dicts."""
+
+    name: str | None = None
 
 
 class _PushPull(torch.autograd.Function):
@@ -408,7 +419,6 @@ class _PushPull(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         tensor: torch.Tensor,
         op: Op,
         name: str | None,
@@ -416,15 +426,28 @@ class _PushPull(torch.autograd.Function):
         timeout_s: float | None,
         process_set: ProcessSet | None,
         factors: Factors,
+        called: _Called,
     ) -> torch.Tensor:
         client = _client.current()
         left_s = rounds.before_call(client, name, process_set, timeout_s)
         handle = _start_new(tensor, op, name, priority, process_set, factors)
-        # If the call has no name, backward uses the tensor that forward has used. Tensors of its
-        # own turn would get mixed up with other rounds without a name.
-        ctx.round = (op, handle.name, priority, timeout_s, process_set, factors)
+        called.name = handle.name
         result: torch.Tensor = finish_call(client, handle, left_s)
         return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, op, _, priority, timeout_s, process_set, factors, called = inputs
+        # If the call has no name, backward uses the tensor that forward has used. Tensors of its
+        # own turn would get mixed up with other rounds without a name.
+        ctx.round = (op, called.name, priority, timeout_s, process_set, factors)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        raise InvalidArgument(
+            "push_pull is called under torch.func.vmap, where it has no meaning: a round is of a "
+            "whole tensor. Call it outside of vmap, on the batch"
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -441,7 +464,7 @@ class _PushPull(torch.autograd.Function):
         pushed = _push_pull(
             gradient, op, f"{name}.gradient", priority, timeout_s, process_set, factors
         )
-        return pushed, None, None, None, None, None, None
+        return pushed, None, None, None, None, None, None, None
 
 
 def _push_pull(
@@ -454,8 +477,10 @@ def _push_pull(
     factors: Factors,
 ) -> torch.Tensor:
     require_tensor(tensor)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return _PushPull.apply(tensor, op, name, priority, timeout_s, process_set, factors)
+    if (tensor.requires_grad and torch.is_grad_enabled()) or _is_transformed():
+        return _PushPull.apply(
+            tensor, op, name, priority, timeout_s, process_set, factors, _Called()
+        )
     client = _client.current()
     left_s = rounds.before_call(client, name, process_set, timeout_s)
     handle = _start_new(tensor, op, name, priority, process_set, factors)

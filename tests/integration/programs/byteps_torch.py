@@ -19,6 +19,7 @@ from talweg.byteps.misc import imagenet18
 from talweg.byteps.torch import cross_barrier
 from talweg.byteps.torch.parallel import DistributedDataParallel
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 
 def _mean_of_ranks() -> float:
@@ -366,12 +367,30 @@ def speed() -> None:
             assert sample is not None and abs(sample[1] - megabytes_a_second) < 1e-6, sample
 
 
+def numbers_in_a_loaders_worker() -> None:
+    """A worker of a DataLoader, which is a fork, tells by the numbers which samples it loads."""
+
+    def numbers() -> list[int]:
+        return [bps.rank(), bps.size(), bps.local_rank(), bps.local_size()]
+
+    class Samples(Dataset):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, _: int) -> torch.Tensor:
+            return torch.tensor(numbers())
+
+    options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "fork"}
+    assert [each.tolist() for each in DataLoader(Samples(), **options)] == [numbers()]
+
+
 CASES = [
     signatures,
     modules_in_its_place,
     calls_of_unreleased_branches,
     averages_and_sums,
     positions,
+    numbers_in_a_loaders_worker,
     handles,
     other_shapes_of_one_name,
     compression,

@@ -16,6 +16,7 @@ from expected_errors import expect, expect_warning
 from horovod_timelines import timelines
 from talweg.horovod.common import exceptions
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.float32, torch.float64)
@@ -526,9 +527,35 @@ def exception_types() -> None:
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
 
 
+def numbers_in_a_loaders_worker() -> None:
+    """A worker of a DataLoader, which is a fork, tells by the numbers which samples it loads."""
+
+    def numbers() -> list[int]:
+        return [
+            int(hvd.is_initialized()),
+            hvd.rank(),
+            hvd.size(),
+            hvd.local_rank(),
+            hvd.local_size(),
+            hvd.cross_rank(),
+            hvd.global_process_set.rank(),
+        ]
+
+    class Samples(Dataset):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, _: int) -> torch.Tensor:
+            return torch.tensor(numbers())
+
+    options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "fork"}
+    assert [each.tolist() for each in DataLoader(Samples(), **options)] == [numbers()]
+
+
 CASES = [
     signatures,
     places,
+    numbers_in_a_loaders_worker,
     reductions,
     scaling,
     op_and_average,

@@ -29,5 +29,6 @@ from talweg._client.process import connect as connect
 from talweg._client.process import current as current
 from talweg._client.process import disconnect as disconnect
 from talweg._client.process import follow as follow
+from talweg._client.process import has_numbers as has_numbers
 from talweg._client.process import is_connected as is_connected
 from talweg._client.process import replace as replace

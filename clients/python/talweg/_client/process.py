@@ -36,6 +36,13 @@ def is_connected() -> bool:
     return client is not None and not client.is_inherited
 
 
+def has_numbers() -> bool:
+    """Whether rank() and its like have answers here. A fork of a process with a client has its
+    parent's numbers, and can make no calls.
+    """
+    return _current is not None
+
+
 _followers: list[Callable[[Client], object]] = []
 
 

@@ -195,24 +195,24 @@ def resume(num_workers: int, num_servers: int, global_rank: int, context: Any = 
 
 def rank() -> int:
     """This process's rank in the job; 0 before init()."""
-    return talweg.rank() if talweg.is_initialized() else 0
+    return talweg.rank() if _client.has_numbers() else 0
 
 
 def size() -> int:
     """The number of ranks in the job; 1 before init()."""
-    return talweg.size() if talweg.is_initialized() else 1
+    return talweg.size() if _client.has_numbers() else 1
 
 
 def local_rank() -> int:
     """This process's rank on its node. Before init() it is the launcher's value."""
-    if talweg.is_initialized():
+    if _client.has_numbers():
         return talweg.local_rank()
     return TABLE.number(os.environ, "BYTEPS_LOCAL_RANK")
 
 
 def local_size() -> int:
     """The number of ranks on this node. Before init() it is the launcher's value."""
-    if talweg.is_initialized():
+    if _client.has_numbers():
         return talweg.local_size()
     return TABLE.number(os.environ, "BYTEPS_LOCAL_SIZE")
 

@@ -117,7 +117,7 @@ def _check_comm(comm: Any) -> None:
 def shutdown() -> None:
     """Leaves the job cleanly. Open operations fail. init() works again afterwards."""
     global _life
-    if _life is not None and _life.records:
+    if _life is not None and _life.records and talweg.is_initialized():
         stop_timeline()
     _life = None
     talweg.shutdown()
@@ -125,12 +125,15 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() was called, and shutdown() was not called after it."""
-    return talweg.is_initialized() and _life is not None
+    """Whether init() was called, and shutdown() was not called after it.
+
+    True in a fork as well, such as a DataLoader's worker: it knows its rank, and can make no calls.
+    """
+    return _client.has_numbers() and _life is not None
 
 
 def _ready() -> _Life:
-    if _life is None or not talweg.is_initialized():
+    if _life is None or not _client.has_numbers():
         raise ValueError("Horovod has not been initialized; use hvd.init().")
     return _life
 

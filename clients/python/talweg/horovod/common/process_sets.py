@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import talweg
-from talweg import _joining
+from talweg import _client, _joining
 from talweg.errors import InvalidArgument
 from talweg.horovod._environment import TABLE
 
@@ -73,7 +73,7 @@ class _Global(ProcessSet):
 
 
 def _ready(ask: Any) -> int:
-    if not talweg.is_initialized():
+    if not _client.has_numbers():
         raise InvalidArgument("Horovod has not been initialized; use hvd.init().")
     return int(ask())
 

@@ -530,7 +530,7 @@ def exception_types() -> None:
 def numbers_in_a_loaders_worker() -> None:
     """A worker of a DataLoader, which is a fork, tells by the numbers which samples it loads."""
 
-    def numbers() -> list[int]:
+    def numbers() -> list[int | None]:
         return [
             int(hvd.is_initialized()),
             hvd.rank(),

@@ -410,6 +410,34 @@ def check_multi_steps() -> None:
     same(parameters["a"], np.full(2, -(mean + 0.5) - (mean + 2.5), np.float32))
 
 
+def check_integers_without_gradients() -> None:
+    """Gradients of integers have the dtype float0. They stay in the tree, and nothing is sent."""
+    is_float = {"steps": False, "w": True}
+    optimizer = tw.DistributedOptimizer(optax.masked(optax.sgd(1.0), is_float))
+    params = {"steps": jnp.arange(3), "w": jnp.zeros(3)}
+    factor = float(tw.rank() + 1)
+
+    def gradients(params: Any) -> Any:
+        def loss(of: Any) -> Any:
+            return (of["w"] * of["steps"]).sum() * factor
+
+        return jax.grad(loss, allow_int=True)(params)
+
+    def step(params: Any, state: Any) -> Any:
+        return optimizer.update(gradients(params), state, params)[0]
+
+    mean = (tw.size() + 1) / 2
+    for run in (step, jax.jit(step)):
+        updates = run(params, optimizer.init(params))
+        same(updates["w"], -mean * np.arange(3, dtype=np.float32))
+        assert updates["steps"].dtype == jax.dtypes.float0, updates
+    reduced = tw.reduce(gradients(params), 0, "of the root")
+    summed = tw.synchronize(tw.push_pull_async(gradients(params), "async"))
+    for result in (reduced, summed):
+        assert result["steps"].dtype == jax.dtypes.float0 and result["steps"].shape == (3,)
+    same(summed["w"], mean * np.arange(3, dtype=np.float32))
+
+
 def check_order_of_one_name() -> None:
     """Calls that share only a name keep their order, within a program and across programs."""
     size, rank = tw.size(), tw.rank()

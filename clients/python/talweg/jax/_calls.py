@@ -22,6 +22,7 @@ from talweg._declaration import Op
 from talweg.errors import InvalidArgument
 from talweg.jax import _library, _unnamed
 from talweg.jax._errors import talweg_errors
+from talweg.jax._float0 import without_float0
 from talweg.jax._primitive import Comparison, Round
 from talweg.jax._random_keys import holds_keys, with_keys, words_of
 from talweg.jax._rounds import (
@@ -94,6 +95,8 @@ def _plan(
     group = Group(client, process_set, operation or kind.name)
     if ROOT in (kind.gives, kind.gets):
         group.require_root(root_rank, kind.name)
+    if kind in (collectives.ALL_REDUCE, collectives.REDUCE):
+        tree = without_float0(tree)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     given = [_as_array(leaf, operation or kind.name) for _, leaf in leaves]
     arrays = []

@@ -54,6 +54,7 @@ from talweg.torch._collectives import COLLECTIVES as _calls
 from talweg.torch._ddp import ddp_hook
 from talweg.torch._elastic import Elastic
 from talweg.torch._loader import ElasticLoader
+from talweg.torch._local_sgd import DiLoCo, LocalSGD
 from talweg.torch._monitored_barrier import monitored_barrier
 from talweg.torch._optimizer import DistributedOptimizer
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
@@ -108,10 +109,12 @@ send = _calls.send
 send_async = _calls.send_async
 
 __all__ = [
+    "DiLoCo",
     "DistributedOptimizer",
     "Elastic",
     "ElasticLoader",
     "Handle",
+    "LocalSGD",
     "Op",
     "ProcessSet",
     "TalwegError",

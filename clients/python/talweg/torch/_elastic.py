@@ -16,6 +16,7 @@ from talweg._digest import Hashing
 from talweg._elastic.sampler import ElasticSampler
 from talweg._elastic.state import State
 from talweg.errors import InvalidArgument, Mismatch
+from talweg.torch._local_sgd import local_steps_of
 from talweg.torch._replay import TorchReplay
 
 # The key, in an optimizer's captured value, of the names of each parameter group's parameters. A
@@ -59,8 +60,9 @@ class Elastic(State):
     Each value is an attribute, as `model` and `optimizer` are. A value is an object with
     state_dict() and load_state_dict(), such as a scheduler, a GradScaler or an ElasticSampler, or
     one that can be pickled, such as a number. Ranks compare digests of the model's parameters,
-    which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. Without a model
-    ranks compare all values that are arrays or tensors.
+    which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. Of parameters with
+    local steps (LocalSGD, DiLoCo) they compare the global ones. Without a model ranks compare all
+    values that are arrays or tensors.
 
     `scale="global_batch"` multiplies learning rates during each step of the optimizer. The factor
     is the number of samples in the step, divided by that of a full step of the ranks that the job
@@ -225,11 +227,26 @@ class Elastic(State):
     def _compared(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the tensors that must be equal at all ranks, with their names."""
         if "model" in self._values:
-            yield from self._values["model"].named_parameters()
+            shared = self._shared_of_local_steps()
+            for name, parameter in self._values["model"].named_parameters():
+                if parameter in shared:
+                    yield from ((name, each) for each in shared[parameter])
+                else:
+                    yield name, parameter
             return
         for name, value in sorted(self._values.items()):
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 yield name, value.resolve_conj().resolve_neg()
+
+    def _shared_of_local_steps(self) -> dict[torch.nn.Parameter, list[torch.Tensor]]:
+        """Returns what ranks have alike of parameters that are each rank's own for some steps."""
+        locals_ = [local_steps_of(value) for value in self._values.values()]
+        return {
+            parameter: tensors
+            for each in locals_
+            if each is not None
+            for _, parameter, tensors in each.shared()
+        }
 
     def _compared_bytes(self) -> Iterator[Any]:
         for name, tensor in self._compared():

@@ -21,6 +21,7 @@ from talweg._collectives import objects
 from talweg._elastic import stripes
 from talweg._elastic.replay import Call, Snapshot
 from talweg.errors import Mismatch
+from talweg.torch._local_sgd import local_steps_of
 from talweg.torch._optimizer import _OverlappedMethods, decides_by_loss
 
 
@@ -152,6 +153,8 @@ class TorchReplay:
             return f"{type(self._optimizer).__name__} evaluates the loss in its step()"
         if isinstance(self._optimizer, _OverlappedMethods):
             return "the optimizer's updates are made by the next forward pass (overlap_forward)"
+        if local_steps_of(self._optimizer) is not None:
+            return "each rank makes steps of its own (LocalSGD, DiLoCo)"
         if self._has_other_optimizers:
             return "the State has several optimizers"
         parameters = list(self._module.parameters())

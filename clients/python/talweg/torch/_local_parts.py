@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of local steps: what the ranks share of each, and how it travels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from talweg.errors import InvalidArgument
+from talweg.torch._checks import TAKEN_OUT_BY, has_memory
+from talweg.torch._local_rule import Rule
+
+# Numbers that are rounded together (docs/arithmetic.md). So each parameter begins a block.
+_BLOCK = 256
+
+
+def require_dense(caller: str, name: str, parameter: torch.Tensor) -> None:
+    """Raises InvalidArgument for a parameter whose elements are elsewhere, or nowhere yet."""
+    taken_out = next((way for way in TAKEN_OUT_BY if hasattr(parameter, way)), None)
+    if taken_out is None and parameter.layout is torch.strided and has_memory(parameter):
+        return
+    raise InvalidArgument(
+        f"{caller}: parameter '{name}' is a {type(parameter).__name__} of layout "
+        f"{parameter.layout} on '{parameter.device}', whose elements are not there: give a model "
+        "that has its dense parameters in this process"
+    )
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor's elements, a complex number as two real ones."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class Part:
+    """A parameter, and what all ranks have alike of it: `x0`, and the outer momentum."""
+
+    def __init__(self, name: str, parameter: torch.nn.Parameter) -> None:
+        self.name = name
+        self.parameter = parameter
+        # None until the parameter takes part, or until the first outer step with a momentum.
+        self.x0: torch.Tensor | None = None
+        self.momentum: torch.Tensor | None = None
+
+    def __str__(self) -> str:
+        """Returns the text that ranks compare."""
+        dtype = str(self.parameter.dtype).replace("torch.", "")
+        return f"'{self.name}' ({dtype}{list(self.parameter.shape)})"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of what ranks share."""
+        is_double = self.parameter.dtype in (torch.float64, torch.complex128)
+        return torch.float64 if is_double else torch.float32
+
+    @property
+    def local(self) -> torch.Tensor:
+        """What this rank has: the parameter's own memory."""
+        return _numbers(self.parameter)
+
+    @property
+    def shared(self) -> torch.Tensor:
+        assert self.x0 is not None
+        return self.x0
+
+    def begin(self) -> None:
+        """Takes part from now on: what the parameter is becomes the global value."""
+        local = self.local
+        self.x0 = torch.empty(local.shape, dtype=self.dtype, device=local.device).copy_(local)
+
+    def difference(self, out: torch.Tensor) -> None:
+        """Writes D, which is how far local steps have moved the parameter, negated."""
+        x0, local = self.shared, self.local
+        start = x0 if local.dtype == x0.dtype else x0.to(local.dtype).to(x0.dtype)
+        out.view(x0.shape).copy_(start - local)
+
+    def make_outer_step(self, mean: torch.Tensor, rule: Rule) -> None:
+        """Changes the global value by the ranks' mean of D."""
+        mean = mean.view(self.shared.shape).to(self.shared.device)
+        if rule.outer_momentum == 0:
+            self.shared.sub_(mean, alpha=rule.outer_lr)
+            return
+        if self.momentum is None:
+            self.momentum = torch.zeros_like(self.shared)
+        self.momentum.mul_(rule.outer_momentum).add_(mean)
+        if rule.nesterov:
+            mean = mean + rule.outer_momentum * self.momentum
+        else:
+            mean = self.momentum
+        self.shared.sub_(mean, alpha=rule.outer_lr)
+
+    def put(self, mix: float) -> None:
+        """Gives the parameter the global value, and `mix` of what it was."""
+        local = self.local
+        if mix == 0:
+            local.copy_(self.shared)
+        else:
+            local.copy_((1 - mix) * self.shared + mix * local.to(self.dtype))
+
+    def load(self, x0: torch.Tensor | None, momentum: torch.Tensor | None) -> None:
+        like, kind = self.local, self.dtype
+        for name, value in (("x0", x0), ("momentum", momentum)):
+            if value is not None and value.shape != like.shape:
+                raise InvalidArgument(
+                    f"the {name} of {self} has shape {list(value.shape)} in the state that is "
+                    "loaded: load the state of the same model"
+                )
+        self.x0, self.momentum = (
+            None if value is None else value.detach().to(like.device, kind, copy=True)
+            for value in (x0, momentum)
+        )
+
+
+class Fragment:
+    """Parameters that are sent together. `moved`: whether one may differ from its global value."""
+
+    def __init__(self, number: int, parts: Sequence[Part]) -> None:
+        self.number = number
+        self.parts = list(parts)
+        self.moved = False
+        self._buffer = torch.empty(0)
+        self._buffer_of: list[Part] = []
+
+    @property
+    def active(self) -> list[Part]:
+        """The parameters that take part."""
+        return [part for part in self.parts if part.x0 is not None]
+
+    def buffer(self, parts: list[Part]) -> torch.Tensor:
+        """Returns memory for what travels of `parts`. It is the same from one time to the next."""
+        if self._buffer_of != parts:
+            length = sum(-(-part.local.numel() // _BLOCK) * _BLOCK for part in parts)
+            is_double = any(part.dtype is torch.float64 for part in parts)
+            dtype = torch.float64 if is_double else torch.float32
+            device = parts[0].parameter.device
+            self._buffer = torch.zeros(length, dtype=dtype, device=device)
+            self._buffer_of = list(parts)
+        return self._buffer
+
+
+def slices_of(parts: Iterable[Part], buffer: torch.Tensor) -> Iterator[tuple[Part, torch.Tensor]]:
+    """Yields each part with its elements in the buffer."""
+    begin = 0
+    for part in parts:
+        length = part.local.numel()
+        yield part, buffer[begin : begin + length]
+        begin += -(-length // _BLOCK) * _BLOCK
+
+
+# ----- What travels as it is, beside the differences -----
+
+
+def buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Returns the floating-point buffers of the model's state_dict()."""
+    kept = model.state_dict(keep_vars=True)
+    return [
+        each
+        for name, each in model.named_buffers()
+        if name in kept and (each.is_floating_point() or each.is_complex()) and each.numel() > 0
+    ]
+
+
+def state_of(optimizer: torch.optim.Optimizer, parts: Iterable[Part]) -> list[torch.Tensor]:
+    """Returns the floating-point tensors, of one or more dimensions, that the optimizer keeps."""
+    found: list[torch.Tensor] = []
+    for part in parts:
+        kept: dict[str, Any] = optimizer.state.get(part.parameter, {})
+        for key in sorted(kept):
+            value = kept[key]
+            if isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() > 0:
+                if value.is_floating_point() or value.is_complex():
+                    found.append(value)
+    return found
+
+
+def gathered(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Returns the tensors' numbers, one after another, as f64, which no encoding rounds."""
+    flat = [_numbers(each).to("cpu", torch.float64).reshape(-1) for each in tensors]
+    return torch.cat(flat) if flat else torch.empty(0, dtype=torch.float64)
+
+
+def put_back(tensors: Iterable[torch.Tensor], means: torch.Tensor, mix: float) -> None:
+    """Gives the tensors the means, and `mix` of what they were."""
+    begin = 0
+    for each in tensors:
+        local = _numbers(each)
+        mean = means[begin : begin + local.numel()].view(local.shape).to(local.device)
+        begin += local.numel()
+        local.copy_(mean if mix == 0 else (1 - mix) * mean + mix * local.to(torch.float64))

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of LocalSGD and DiLoCo: docs/local_steps.md."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from talweg import _client
+from talweg._client import Client
+from talweg._collectives import objects
+from talweg._collectives.process_sets import ProcessSet
+from talweg._digest import Digest
+from talweg._elastic.membership import membership_of
+from talweg.errors import InvalidArgument, Mismatch
+from talweg.torch._local_parts import (
+    Fragment,
+    Part,
+    buffers_of,
+    gathered,
+    put_back,
+    require_dense,
+    slices_of,
+    state_of,
+)
+from talweg.torch._local_rounds import Flight, Rounds, first_that_differ
+from talweg.torch._local_rule import Rule, cut
+
+
+class LocalSteps:
+    """Counts the steps of an optimizer, and synchronises what they change.
+
+    One thread at a time.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        rule: Rule,
+        name: str,
+        process_set: ProcessSet | None,
+    ) -> None:
+        self.rule = rule
+        self.steps = 0
+        self._caller = caller
+        self._model = model
+        self._optimizer = optimizer
+        self._parts: dict[torch.nn.Parameter, Part] = {}
+        parts = self._take_in()
+        rule.require(caller, len(parts))
+        places = cut([part.local.numel() for part in parts], rule.fragments)
+        self._fragments = [
+            Fragment(number, parts[place.start : place.stop]) for number, place in enumerate(places)
+        ]
+        self._flights: list[Flight] = []
+        self._has_agreed = False  # With the ranks of this client.
+        self._is_lent = False  # The model has the global parameters.
+        self._rounds = Rounds(_client.current(), caller, name, process_set)
+        _client.call_when_replaced(self._use)
+
+    def _use(self, client: Client) -> None:
+        """Goes on with `client`, the process's new one. What is not applied yet comes to nothing:
+        it is a part of the next differences.
+        """
+        self._rounds.client = client
+        self._flights = []
+        self._has_agreed = False
+
+    def _take_in(self) -> list[Part]:
+        """Returns the parts of the optimizer's parameters that have none yet, in the model's order."""
+        owned = [p for group in self._optimizer.param_groups for p in group["params"]]
+        wanted = {parameter for parameter in owned if parameter not in self._parts}
+        new: list[Part] = []
+        for name, parameter in self._model.named_parameters():
+            if parameter not in wanted:
+                continue
+            wanted.discard(parameter)
+            require_dense(self._caller, name, parameter)
+            if parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex()):
+                new.append(Part(name, parameter))
+        if wanted:
+            raise InvalidArgument(
+                f"{self._caller}: {len(wanted)} of the optimizer's {len(owned)} parameters are not the "
+                "model's: give it the model that has all of them (several models: a ModuleList)"
+            )
+        self._parts.update((part.parameter, part) for part in new)
+        return new
+
+    def add(self) -> None:
+        """Takes in parameters that the optimizer has got, at all ranks alike."""
+        self._fragments[-1].parts += self._take_in()
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether each parameter is the global one."""
+        return not self._flights and not any(each.moved for each in self._fragments)
+
+    def shared(self) -> Iterator[tuple[str, torch.nn.Parameter, list[torch.Tensor]]]:
+        """Yields each parameter that takes part, and what all ranks have alike of it."""
+        for part in self._parts.values():
+            if part.x0 is not None:
+                kept = (part.x0, part.momentum)
+                yield part.name, part.parameter, [each for each in kept if each is not None]
+
+    # ----- Steps -----
+
+    def before_step(self) -> None:
+        if self._is_lent:
+            raise InvalidArgument(
+                f"{self._caller}: step() within global_parameters(), where the model has other "
+                "parameters than this rank's: make steps outside of it"
+            )
+        if not self._has_agreed:
+            # Ranks that have begun at different times have got one state.
+            if not membership_of(self._rounds.client).began_apart:
+                self._agree()
+            self._has_agreed = True
+        self._begin_thawed()
+
+    def _begin_thawed(self) -> None:
+        with torch.no_grad():
+            for part in self._parts.values():
+                if part.x0 is None and part.parameter.requires_grad:
+                    part.begin()
+
+    def after_step(self) -> None:
+        """Counts a step. Applies what is due, and sends what is due."""
+        self.steps += 1
+        for fragment in self._fragments:
+            fragment.moved = True
+        self._apply_due()
+        for number in self.rule.sent_after(self.steps):
+            text = f"step {self.steps}"
+            self._send(self._fragments[number], text, self.steps + self.rule.delay)
+        if self.rule.delay == 0:
+            self._apply_due()
+
+    def flush(self) -> None:
+        """Makes the parameters of all ranks equal."""
+        if self._is_lent:
+            raise InvalidArgument(f"{self._caller}: flush() within global_parameters()")
+        while self._flights:
+            self._apply(self._flights[0], self.rule)
+        plain = Rule(self.rule.every)
+        for fragment in self._fragments:
+            if fragment.moved:
+                self._send(fragment, f"flush() after step {self.steps}", self.steps)
+        while self._flights:
+            self._apply(self._flights[0], plain)
+
+    def _apply_due(self) -> None:
+        for flight in [each for each in self._flights if each.due <= self.steps]:
+            self._apply(flight, self.rule)
+
+    def _others(self, fragment: Fragment) -> list[torch.Tensor]:
+        """Returns the tensors that become their means when the fragment is applied."""
+        if fragment is not self._fragments[-1]:
+            return []
+        buffers = buffers_of(self._model) if self.rule.average_buffers else []
+        state = state_of(self._optimizer, fragment.active) if self.rule.average_state else []
+        return [*buffers, *state]
+
+    @torch.no_grad()
+    def _send(self, fragment: Fragment, what: str, due: int) -> None:
+        rounds, parts, others = self._rounds, fragment.active, self._others(fragment)
+        shapes = [list(each.shape) for each in others]
+        names = "\0".join([*map(str, parts), str(shapes)])
+        having = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
+        text = (
+            f"{what}, fragment {fragment.number} with {len(parts)} parameters and {len(others)} "
+            f"buffers and tensors of state ({having})"
+        )
+        waits = [rounds.compare(text, f"alike.{fragment.number}")]
+        buffer, means = torch.empty(0), None
+        if parts:
+            buffer = fragment.buffer(parts)
+            for part, elements in slices_of(parts, buffer):
+                part.difference(elements)
+            handle = rounds.average(buffer, f"fragment.{fragment.number}")
+            waits.append(lambda: rounds.finish(handle))
+        if others:
+            means = gathered(others)
+            means_handle = rounds.average(means, "means")
+            waits.append(lambda: rounds.finish(means_handle))
+
+        def wait() -> None:
+            for each in waits:
+                each()
+
+        self._flights.append(Flight(fragment.number, due, parts, buffer, means, wait))
+
+    @torch.no_grad()
+    def _apply(self, flight: Flight, rule: Rule) -> None:
+        # If it fails, what the fragment has moved by is a part of its next difference.
+        self._flights.remove(flight)
+        flight.take()
+        fragment = self._fragments[flight.fragment]
+        for part, mean in slices_of(flight.parts, flight.average):
+            part.make_outer_step(mean, rule)
+            part.put(rule.mix)
+        if flight.means is not None:
+            put_back(self._others(fragment), flight.means, rule.mix)
+        fragment.moved = rule.mix > 0
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[None]:
+        """Gives the model the global parameters within this context."""
+        if self._is_lent:
+            raise InvalidArgument(f"{self._caller}: global_parameters() within itself")
+        parts = [part for part in self._parts.values() if part.x0 is not None]
+        own = [part.local.clone() for part in parts]
+        self._is_lent = True
+        try:
+            with torch.no_grad():
+                for part in parts:
+                    part.put(0)
+            yield
+        finally:
+            with torch.no_grad():
+                for part, mine in zip(parts, own):
+                    part.local.copy_(mine)
+            self._is_lent = False
+
+    # ----- The first step -----
+
+    def _agree(self) -> None:
+        """Compares what ranks must have alike. Ranks that begin with something else take what the
+        lowest rank has that has loaded a state, or else the lowest rank.
+        """
+        rounds = self._rounds
+        if rounds.group.size == 1:
+            return
+        has_begun = any(part.x0 is not None for part in self._parts.values())
+        names = [str(part) for part in self._parts.values()]
+        having = hashlib.blake2b("\0".join(names).encode()).hexdigest()
+        told = rounds.tell((self.rule.values(), having, has_begun, self._digest()), "agree")
+        self._compare([(rank, each[0]) for rank, each in told])
+        if len({each[1] for _, each in told}) > 1:
+            self._raise_names(rounds.tell(names, "names"))
+        if len({each[2:] for _, each in told}) > 1:
+            roots = [rank for rank, each in told if each[2]] or [rank for rank, _ in told]
+            self._take_over(roots[0])
+
+    def _compare(self, told: list[tuple[int, dict[str, Any]]]) -> None:
+        if all(each == told[0][1] for _, each in told):
+            return
+        (one, _), (other, theirs) = first_that_differ(told)
+        differs = Rule(**told[0][1]).difference(theirs)
+        assert differs is not None
+        raise Mismatch(
+            f"{self._rounds.title}: rank {one} has {differs[0]}, and rank {other} has {differs[1]}: "
+            "give all ranks the same arguments"
+        )
+
+    def _raise_names(self, told: list[tuple[int, list[str]]]) -> None:
+        (one, names), (other, theirs) = first_that_differ(told)
+        place = next(
+            (i for i, pair in enumerate(zip(names, theirs)) if pair[0] != pair[1]),
+            min(len(names), len(theirs)),
+        )
+        here, there = (
+            each[place] if place < len(each) else "no more parameters" for each in (names, theirs)
+        )
+        raise Mismatch(
+            f"{self._rounds.title}: rank {one} has {here} where rank {other} has {there}: build the "
+            "same model at every rank, and give the optimizer the same parameters"
+        )
+
+    def _digest(self) -> int:
+        """Returns a digest of what all ranks must begin with."""
+        total = Digest()
+        total.update(str(self.steps).encode())
+        for part in self._parts.values():
+            for each in (part.local,) if part.x0 is None else (part.x0, part.momentum):
+                if each is not None:
+                    host = each.cpu().contiguous().reshape(-1)
+                    total.update(host.view(torch.uint8).numpy().data)
+        return total.value
+
+    @torch.no_grad()
+    def _take_over(self, root: int) -> None:
+        """Takes over what the root begins with."""
+        rounds = self._rounds
+        is_root = rounds.client.rank == root
+        told = self.state_dict() if is_root else None
+        if told is not None:  # Tensors of a GPU stay at their rank.
+            told = _on_host(told)
+        name = f"{rounds.name}.state"
+        own = objects.broadcast_object(rounds.client, told, root, name, rounds.process_set)
+        if not is_root:
+            self.load_state_dict(own)
+        for fragment in self._fragments:
+            buffer = fragment.buffer(fragment.parts)
+            for part, elements in slices_of(fragment.parts, buffer):
+                elements.view(part.local.shape).copy_(part.local)
+            rounds.broadcast(buffer, f"begin.{fragment.number}", root)
+            for part, elements in slices_of(fragment.parts, buffer):
+                part.local.copy_(elements.view(part.local.shape))
+            buffer.zero_()
+        buffers = buffers_of(self._model)
+        if buffers:
+            numbers = gathered(buffers)
+            rounds.broadcast(numbers, "begin.buffers", root)
+            put_back(buffers, numbers, 0)
+
+    # ----- Checkpoints -----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a rank needs to go on, beside the model and the optimizer's own state."""
+        for flight in self._flights:
+            flight.take()
+        return {
+            "arguments": self.rule.values(),
+            "steps": self.steps,
+            "moved": [fragment.moved for fragment in self._fragments],
+            "parameters": {
+                part.name: {"x0": part.x0, "momentum": part.momentum}
+                for part in self._parts.values()
+                if part.x0 is not None
+            },
+            "flights": [
+                {
+                    "fragment": flight.fragment,
+                    "due": flight.due,
+                    "parameters": {
+                        part.name: mean.clone()
+                        for part, mean in slices_of(flight.parts, flight.average)
+                    },
+                    "means": flight.means,
+                }
+                for flight in self._flights
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
+        self._flights = []
+        if state is None:
+            self.steps = 0
+            for part in self._parts.values():
+                part.x0 = part.momentum = None
+            for fragment in self._fragments:
+                fragment.moved = False
+            return
+        differs = self.rule.difference(state["arguments"])
+        if differs is not None:
+            raise Mismatch(
+                f"{self._rounds.title} has {differs[0]}, and the state that is loaded was saved with "
+                f"{differs[1]}: give the same arguments, or delete its entry 'talweg_local' to begin "
+                "anew"
+            )
+        known = {part.name: part for part in self._parts.values()}
+        for name in [*state["parameters"], *(n for f in state["flights"] for n in f["parameters"])]:
+            if name not in known:
+                raise Mismatch(
+                    f"{self._rounds.title}: the state that is loaded has the parameter '{name}', which "
+                    "the optimizer has not: load the state of the same model"
+                )
+        nothing = {"x0": None, "momentum": None}
+        for name, part in known.items():
+            part.load(**state["parameters"].get(name, nothing))
+        self.steps = int(state["steps"])
+        for fragment, moved in zip(self._fragments, state["moved"]):
+            fragment.moved = bool(moved)
+        self._flights = [self._loaded(each, known) for each in state["flights"]]
+
+    def _loaded(self, told: dict[str, Any], known: dict[str, Part]) -> Flight:
+        parts = [known[name] for name in told["parameters"]]
+        average = torch.empty(0)
+        if parts:
+            average = self._fragments[told["fragment"]].buffer(parts).clone()
+            for part, elements in slices_of(parts, average):
+                elements.copy_(told["parameters"][part.name])
+        means = told["means"]
+        means = None if means is None else means.detach().to("cpu", torch.float64, copy=True)
+        return Flight(told["fragment"], told["due"], parts, average, means, None)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_host(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_on_host(each) for each in value]
+    return value

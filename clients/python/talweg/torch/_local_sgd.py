@@ -82,12 +82,15 @@ def _unscale(optimizer: Any) -> None:
     then changes nothing.
     """
     used = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if float(optimizer.found_inf):
+    found_inf, scale = optimizer.found_inf, optimizer.grad_scale
+    # The optimizer's own step() does not know them. GradScaler deletes them after the step.
+    optimizer.found_inf = optimizer.grad_scale = None
+    if float(found_inf):
         optimizer._talweg_hidden = [(parameter, parameter.grad) for parameter in used]
         for parameter in used:
             parameter.grad = None
-    elif optimizer.grad_scale is not None:
-        inverse = optimizer.grad_scale.double().reciprocal().float()
+    elif scale is not None:
+        inverse = scale.double().reciprocal().float()
         with torch.no_grad():
             for parameter in used:
                 grad = parameter.grad

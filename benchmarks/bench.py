@@ -38,6 +38,7 @@ from harness.scenarios import (  # noqa: E402
     jax_training_step,
     kernels,
     lanes,
+    local_steps,
     long_links,
     loss_curve,
     model_tensors,
@@ -63,6 +64,7 @@ SCENARIOS: dict[str, Any] = {
     "own_aggregators": own_aggregators,
     "shaped_links": shaped_links,
     "long_links": long_links,
+    "local_steps": local_steps,
     "model_tensors": model_tensors,
     "first_step": first_step,
     "idle": idle,
@@ -83,8 +85,8 @@ SCENARIOS: dict[str, Any] = {
     "recovery": recovery,
     "loss_curve": loss_curve,
 }
-# These take half an hour. They run only if they are named, or with --full or --smoke.
-LONG_SCENARIOS = {"recovery", "loss_curve"}
+# These take long. They run only if they are named, or with --full or --smoke.
+LONG_SCENARIOS = {"recovery", "loss_curve", "local_steps"}
 # These need a machine with a GPU. They run only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {
     "gpu_device": gpu_device,

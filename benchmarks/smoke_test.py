@@ -55,7 +55,7 @@ class SmokeTest(unittest.TestCase):
         scenarios += ["transports"]
         scenarios += ["lanes", "collectives", "recovery", "loss_curve", "fairness"]
         if _FULL:
-            scenarios += ["training_step", "training_step_hosts", "torch_backend"]
+            scenarios += ["training_step", "training_step_hosts", "torch_backend", "local_steps"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")

@@ -8,7 +8,7 @@ import unittest
 from outlive_frameworks import live
 from torch_forks import torch_forks
 
-_WAYS = ["c10d", "overlap", "hook"]
+_WAYS = ["c10d", "overlap", "hook", "diloco"]
 
 
 class OutliveTorchTest(unittest.TestCase):
@@ -16,8 +16,8 @@ class OutliveTorchTest(unittest.TestCase):
         live(self, "outlive_torch.py", _WAYS, forks=torch_forks())
 
     def test_a_rank_is_killed(self) -> None:
-        """DDP of the process that takes its place has other buckets at first."""
-        live(self, "outlive_torch.py", ["hook"], forks=torch_forks())
+        """The process that takes its place has other buckets of DDP at first, and no local steps."""
+        live(self, "outlive_torch.py", ["hook", "diloco"], forks=torch_forks())
 
     def test_on_one_node(self) -> None:
         live(self, "outlive_torch.py", _WAYS, on_one_node=True, forks=torch_forks())

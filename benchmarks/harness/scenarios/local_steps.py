@@ -22,7 +22,7 @@ from harness.scenario import Context, Section, noted
 TITLE = "Local steps"
 _MEGABITS_PER_S = 100
 _HOSTS = ("host0", "host1")
-_BATCH = 32  # Of each of the two ranks.
+_BATCH = 32  # What each of the two ranks takes.
 _TIMEOUT_S = 900.0
 _SYNCHRONOUS, _LOCAL_SGD, _STREAMING_INT8 = (
     "synchronous",

@@ -2,7 +2,8 @@
 """Trains with torch in ways that keep gradients under way. See outliver.py.
 
 The ways are `overlap` (DistributedOptimizer(overlap_forward=...)), `hook` (DistributedDataParallel
-with Talweg's hook) and `c10d` (DistributedDataParallel over the backend).
+with Talweg's hook), `c10d` (DistributedDataParallel over the backend) and `diloco` (DiLoCo whose
+fragments are under way between steps).
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def train(program: Program, way: str) -> None:
     if way == "overlap":
         named = model.named_parameters()
         optimizer = tw.DistributedOptimizer(optimizer, named, overlap_forward=model)
+    elif way == "diloco":
+        optimizer = tw.DiLoCo(model, optimizer, 4, fragments=2, delay=2, mix=0.5)
     elif way == "hook":
         # The group has only this rank, so a lost rank does not affect it. The hook sums over the
         # job.
@@ -86,6 +89,8 @@ def train(program: Program, way: str) -> None:
         optimizer.step()
 
     def weights() -> Iterator[np.ndarray]:
+        if way == "diloco":
+            optimizer.flush()
         for parameter in model.parameters():
             yield parameter.detach().numpy()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests LocalSGD and DiLoCo in a job that nodes leave and enter: programs/local_steps.py."""
+"""Tests LocalSGD and DiLoCo in a job that nodes leave and enter: programs/local_elastic.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LocalStepsElasticTest(unittest.TestCase):
         options = [f"--how={how}", f"--ballast={ballast}"]
         with Cluster(with_torch=True) as cluster:
             # Node 1 is a joiner, too.
-            job = Job(cluster, options, program="local_steps.py")
+            job = Job(cluster, options, program="local_elastic.py")
             for node in (2, 3):
                 joiner = job.add(node)
                 self.assertIn(

@@ -77,7 +77,7 @@ class Model:
         gradients: Callable[[int, int, Arrays], Arrays],
     ) -> None:
         self.told = told
-        self.shared = [each.astype(np.float64) for each in begin]
+        self.shared: Arrays = [each.astype(np.float64) for each in begin]
         self.momentum = [np.zeros_like(each) for each in self.shared]
         self.ranks = [[each.copy() for each in self.shared] for _ in inner]
         self.step = 0

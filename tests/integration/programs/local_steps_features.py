@@ -61,7 +61,8 @@ def equal_beginnings() -> None:
 
 def flushes() -> None:
     torch.manual_seed(1)
-    for arguments in ({}, {"fragments": 2, "delay": 2, "mix": 0.5}):
+    ways: list[dict[str, Any]] = [{}, {"fragments": 2, "delay": 2, "mix": 0.5}]
+    for arguments in ways:
         model = two_layers()
         optimizer = tw.DiLoCo(model, _sgd(model), 4, name=f"flush{len(arguments)}", **arguments)
         assert optimizer.is_synchronized
@@ -235,7 +236,7 @@ def schedulers() -> None:
         optimizer = tw.DiLoCo(model, optimizer, 4, name=f"schedule.{when}")
         if when == "after":
             scheduler = make(optimizer, 2, 0.5)
-        calls = []
+        calls: list[int] = []
         optimizer.register_step_post_hook(lambda *_, calls=calls: calls.append(1))
         for step in range(8):
             _step(model, optimizer, step)

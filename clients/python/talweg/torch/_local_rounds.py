@@ -77,7 +77,7 @@ class Rounds:
         Mismatch, at all ranks, if a rank has another text.
         """
         digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
-        # Of each byte the maximum shows the largest and the smallest value.
+        # The maximum shows each byte's largest and smallest value.
         lanes: np.ndarray = np.frombuffer(digest + bytes(255 - byte for byte in digest), np.uint8)
         lanes = lanes.copy()
         group, address = self.group, lanes.ctypes.data

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with local steps until it is told to stop, while nodes come and go.
 
-    local_steps.py STOP [--how NAME] [--ballast MB]
+    local_elastic.py STOP [--how NAME] [--ballast MB]
 
 It prints "begins STEP: JOINED WHY" when begin() has returned, "step STEP of RANKS ranks global
 DIGEST" after each step, with a digest of what all ranks must have alike, and "weights DIGEST" or

@@ -179,6 +179,19 @@ class SmokeTest(unittest.TestCase):
         self.assertEqual(len(data["killed"]["losses"]), len(data["undisturbed"][0]))
         self.assertTrue((self.output / "loss_curve.png").exists())
 
+    @unittest.skipUnless(_FULL, "it imports torch twelve times")
+    def test_local_steps(self) -> None:
+        data = self.document["data"].get("local_steps")
+        if not data:
+            self.assertIn("is left out", "".join(self.document["notes"]))
+            return
+        self.assertEqual(len(data), 6)
+        for figures in data.values():
+            self.assertGreater(figures["step_s"], 0)
+        # Headers are most of what travels here.
+        synchronous, local = (data[name]["wire_bytes"] for name in ("synchronous", "LocalSGD"))
+        self.assertLess(local, synchronous)
+
     def test_the_first_step(self) -> None:
         figures = self.document["data"]["first_step"]["4 MiB in 2"]
         self.assertEqual(len(figures["others"]), 5)

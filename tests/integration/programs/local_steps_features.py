@@ -83,7 +83,7 @@ def flushes() -> None:
         expect(talweg.InvalidArgument, "within global_parameters()", _step, model, optimizer, 0)
         expect(talweg.InvalidArgument, "within global_parameters()", optimizer.flush)
     model = two_layers()
-    optimizer = tw.LocalSGD(model, _sgd(model), 100, name="mean")
+    optimizer = tw.DiLoCo(model, _sgd(model), 100, name="mean")  # A flush is no outer step.
     for step in range(3):
         _step(model, optimizer, step)
     means = [tw.push_pull(p.detach()) for p in model.parameters()]
@@ -301,6 +301,34 @@ def gradient_scalers() -> None:
         same_everywhere(model, name)
 
 
+def compiled() -> None:
+    """A step that torch compiles has the same bits."""
+    if tw.size() != 2:  # It takes seconds.
+        return
+    found = []
+    for compiles in (False, True):
+        torch.manual_seed(1)
+        model = two_layers()
+        optimizer = tw.DiLoCo(model, _sgd(model), 3, name=f"compiled.{compiles}")
+
+        def step(
+            inputs: torch.Tensor,
+            model: nn.Module = model,
+            optimizer: torch.optim.Optimizer = optimizer,
+        ) -> None:
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+
+        run = torch.compile(step, backend="aot_eager") if compiles else step
+        generator = torch.Generator().manual_seed(tw.rank())
+        for _ in range(7):
+            run(torch.randn(4, 6, generator=generator))
+        assert optimizer.state_dict()["talweg_local"]["steps"] == 7
+        found.append(_bits(model))
+    assert found[0] == found[1]
+
+
 def process_sets() -> None:
     torch.manual_seed(1)
     model = two_layers()
@@ -508,6 +536,7 @@ if __name__ == "__main__":
         schedulers,
         closures,
         gradient_scalers,
+        compiled,
         process_sets,
         checkpoints,
         one_rank_loads,

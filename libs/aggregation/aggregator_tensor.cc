@@ -157,6 +157,7 @@ void AggregatorTensor::LeaveEpoch() {
   decision.reset();
   held = Round{0};
   slices_done = 0;
+  hurried = Round{0};
 }
 
 }  // namespace talweg::aggregation

@@ -105,6 +105,7 @@ struct AggregatorTensor {
   // Rounds.
   std::vector<LocalSlice> local;  // By slice, ascending.
   uint32_t slices_done = 0;       // How many are summed in the present round.
+  Round hurried;                  // The last round whose missing members were told to hurry.
 
   // Recovery.
   std::optional<wire::Decision> decision;

@@ -119,7 +119,7 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
         latecomers_.OnLast(member, slice->round.behind_ns());
       }
       break;
-    case SliceRound::Outcome::kTaken: break;
+    case SliceRound::Outcome::kTaken: Hurry(tensor, *slice, out); break;
   }
   const uint64_t bytes = wire::CreditCost(entry.form, entry.travel_bytes);
   ++counters_->contributions;
@@ -132,6 +132,30 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
                               .entry_index = from.entry_index});
   }
   if (slice->round.state() == SliceRound::State::kComplete) StartSumIfFree(tensor, *slice, out);
+}
+
+// Each member decides for a whole tensor, so one slice speaks for all.
+void Rounds::Hurry(AggregatorTensor& tensor, const LocalSlice& slice, Effects& out) {
+  const SliceRound& round = slice.round;
+  if (!tensor.agreed->collective.leaves_out() || round.mode() != Mode::kSum ||
+      round.open_round() <= tensor.hurried || 2 * round.here_count() < round.taker_count()) {
+    return;
+  }
+  tensor.hurried = round.open_round();
+  for (uint32_t i = 0; i < view_->member_count(); ++i) {
+    const MemberIndex member{i};
+    const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(member);
+    if (round.parts()[i].here || !connection ||
+        !tensor.participation.TakesPart(member, slice.part)) {
+      continue;
+    }
+    SendEntry(*connection, view_->epoch(),
+              wire::Waiting{.key = tensor.key,
+                            .round = round.open_round(),
+                            .missing_nodes = {view_->IdOf(member).node.value()},
+                            .absent_ns = {0}},
+              out);
+  }
 }
 
 void Rounds::Refuse(ConnectionId connection, RefusedReason reason, const wire::Contribute& entry,

@@ -69,6 +69,9 @@ class Rounds {
 
   void OnContribution(const Origin& from, const wire::Contribute& entry, ContributionTally& tally,
                       Effects& out);
+  // If half of a round's members are here, tells the others that it may go on without their late
+  // ranks.
+  void Hurry(AggregatorTensor& tensor, const LocalSlice& slice, Effects& out);
   void Refuse(ConnectionId connection, wire::RefusedReason reason, const wire::Contribute& entry,
               std::string text, ContributionTally& tally, Effects& out);
   // Returns the slice of a sum that has ended; null if the sum is stale.

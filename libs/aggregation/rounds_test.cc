@@ -83,6 +83,27 @@ TEST_CASE("Rounds: the member whose contribution comes last is noted", "[aggrega
   CHECK(f.rounds.latecomers().sum_count() == 0);
 }
 
+TEST_CASE("Rounds: when half are there, the others are told to hurry", "[aggregation]") {
+  Fixture f;
+  AggregatorTensor& tensor = f.Answered("t");
+  f.Contribute(0, tensor, 1);
+  CHECK(f.Sent<wire::Waiting>().empty());  // This tensor waits for all.
+  f.Contribute(1, tensor, 1);
+  f.FinishSum();
+  tensor.agreed->collective.patience_ms = 5;
+  f.Contribute(1, tensor, 2);
+  const auto told = f.Sent<wire::Waiting>();
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].first == f.Conn(0));
+  CHECK(told[0].second.key == tensor.key);
+  CHECK(told[0].second.round == Round{2});
+  CHECK(told[0].second.missing_nodes == std::vector{f.view.members[0].id.node.value()});
+  f.Contribute(0, tensor, 2);
+  f.FinishSum();
+  f.Contribute(0, tensor, 3);
+  CHECK(f.Sent<wire::Waiting>().size() == 2);
+}
+
 TEST_CASE("Rounds: a sum waits for the writes of the previous result", "[aggregation]") {
   Fixture f;
   const AggregatorTensor& tensor = f.Answered("t", kLargeCount);

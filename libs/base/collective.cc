@@ -6,6 +6,17 @@
 
 namespace talweg {
 
+namespace {
+
+// What is left out is added to the next contribution.
+bool CanLeaveOut(const Collective& collective) {
+  return !collective.side && !collective.copies() && collective.all_get_all() &&
+         (collective.op == Op::kSum || collective.op == Op::kAverage) &&
+         (collective.dtype == DType::kF32 || collective.dtype == DType::kF64);
+}
+
+}  // namespace
+
 std::string Words(const Collective& collective) {
   const std::string op(OpName(collective.op));
   if (collective.copies()) return std::string(collective.name());
@@ -16,7 +27,10 @@ std::string Describe(const Collective& collective) {
   return std::string(DTypeName(collective.dtype)) + "[" + std::to_string(collective.element_count) +
          "] " + Words(collective) + (collective.side ? " side tensor" : "") +
          (collective.encodes() ? " encoded as " + std::string(EncodingName(collective.encoding))
-                               : "");
+                               : "") +
+         (collective.leaves_out()
+              ? " that waits " + std::to_string(collective.patience_ms) + " ms for late ranks"
+              : "");
 }
 
 std::string Problem(const Collective& collective) {
@@ -45,6 +59,11 @@ std::string Problem(const Collective& collective) {
   if (collective.copies() != (collective.op == Op::kCopy)) {
     return collective.copies() ? name + " copies, and has no " + std::string(OpName(collective.op))
                                : name + " combines, and cannot copy";
+  }
+  if (collective.leaves_out() && !CanLeaveOut(collective)) {
+    return std::string(DTypeName(collective.dtype)) + " " + Words(collective) +
+           (collective.side ? " side tensor" : "") +
+           " cannot leave late ranks out; sums and averages of f32 and f64 to all ranks can";
   }
   if (collective.side && (collective.needs_every_rank() || !collective.all_get_all())) {
     return name + " cannot be a side tensor; all_reduce and broadcast can";

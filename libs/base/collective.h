@@ -90,6 +90,9 @@ struct Collective {
   // (docs/protocol.md, section 4).
   bool side = false;
   Encoding encoding = Encoding::kPlain;  // How contributions and results travel.
+  // How long a round waits for late ranks once half of those it waits for are there; then it goes
+  // on without them (docs/protocol.md, section 5). 0: as long as it takes.
+  uint16_t patience_ms = 0;
 
   // The collectives that older interfaces name: a reduction over all ranks to all ranks, or a
   // broadcast.
@@ -139,6 +142,9 @@ struct Collective {
   constexpr uint64_t offset_in_part(uint64_t offset_bytes) const {
     return offset_bytes - part_at(offset_bytes) * stride_bytes();
   }
+
+  // Whether a round may be over before all ranks have pushed it.
+  constexpr bool leaves_out() const { return patience_ms != 0; }
 
   constexpr bool encodes() const { return encoding != Encoding::kPlain; }
   // Memory for what travels is as large as the encoding may need. There the bytes from

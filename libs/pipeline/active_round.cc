@@ -24,7 +24,8 @@ std::vector<LocalRank> ActiveRound::Givers(SliceIndex slice) const {
   const uint32_t part = PartOf(slice);
   std::vector<LocalRank> givers;
   for (const view::Participation::LocalPart& rank : tensor_.participation.RanksOf(tensor_.self)) {
-    if (tensor_.participation.Gives(rank, part)) givers.push_back(rank.local_rank);
+    if (!tensor_.participation.Gives(rank, part) || tensor_.LeavesOut(rank.local_rank)) continue;
+    givers.push_back(rank.local_rank);
   }
   return givers;
 }

@@ -22,7 +22,8 @@ class ActiveRound {
 
   // --- What this node gives.
 
-  // Which ranks of this node give something to the slice, and how many they are.
+  // How many ranks of this node give something to the slice, in time or late; and which of them
+  // have given it in time.
   uint32_t GivingRanks(SliceIndex slice) const;
   std::vector<LocalRank> Givers(SliceIndex slice) const;
   uint32_t GivenLength(SliceIndex slice) const;

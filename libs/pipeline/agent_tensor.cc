@@ -83,7 +83,31 @@ void AgentTensor::ResetSlices() {
   }
 }
 
+bool AgentTensor::MayLeaveOutMissing() const {
+  for (size_t i = 0; i < pushed.size(); ++i) {
+    if (Owes(LocalRank{static_cast<uint32_t>(i)})) return false;
+    if (!needed.empty() && needed[i] && !pushed[i]) return false;
+  }
+  return true;
+}
+
+void AgentTensor::LeaveOutMissing() {
+  left_out.assign(pushed.size(), false);
+  for (const LocalRank rank : MissingRanks()) left_out[rank.value()] = true;
+  contributed = true;
+  hurry_ns = 0;
+}
+
 void AgentTensor::OpenNextRound() {
+  owes.clear();
+  if (!left_out.empty()) {
+    owes.resize(pushed.size());
+    for (size_t i = 0; i < pushed.size(); ++i) owes[i] = left_out[i] && !pushed[i];
+  }
+  left_out.clear();
+  const bool was_aborted = held.sum_epoch == Epoch{0};
+  needed = was_aborted ? owes : std::vector<bool>();
+  hurry_ns = 0;
   pushed.assign(pushed.size(), false);
   pushed_count = 0;
   contributed = false;
@@ -109,7 +133,9 @@ void AgentTensor::LoseOwner(AggregatorIndex owner) {
 void AgentTensor::CheckInvariants() const {
   const auto ranks = std::count(pushed.begin(), pushed.end(), true);
   TALWEG_CHECK(pushed_count == static_cast<uint32_t>(ranks));
-  TALWEG_CHECK(contributed == (resolved && in_group_count > 0 && pushed_count == in_group_count));
+  const bool all_pushed = resolved && in_group_count > 0 && pushed_count == in_group_count;
+  TALWEG_CHECK(contributed == (all_pushed || !left_out.empty()));
+  TALWEG_CHECK(left_out.empty() || spec.collective.leaves_out());
   TALWEG_CHECK(slice_states.size() == slices.size());
   slice_states.CheckInvariants();
   const auto have = std::count(partial.have.begin(), partial.have.end(), true);

@@ -87,6 +87,7 @@ struct HeldRound {
   Epoch sum_epoch;  // 0: the round was aborted, and there are no bytes.
   uint32_t ranks_summed = 0;
   std::vector<uint64_t> lengths;  // By part, how many bytes of it are here.
+  std::vector<bool> left_out;     // By local rank, as in CompleteRound.
 };
 
 // The slices of round held + 1 whose results are here, and the epoch and ranks of their sums.
@@ -157,10 +158,22 @@ struct AgentTensor {
   // rounds late. 0: there is none, or every rank has pushed them.
   Round aborted_from;
 
+  // By local rank: it has not pushed round held, which went on without it. Until it does, the open
+  // round does not go on without it.
+  std::vector<bool> owes;
+
   // The state of round held + 1.
   std::vector<bool> pushed;  // By local rank.
   uint32_t pushed_count = 0;
-  bool contributed = false;  // Whether all local ranks of the group have pushed the round.
+  // Whether the node's contribution is made: all local ranks of the group have pushed the round, or
+  // it goes on without the rest.
+  bool contributed = false;
+  std::vector<bool> left_out;  // By local rank: the round goes on without it, also if it pushes.
+  // By local rank: the round does not go on without it. Not empty after an aborted round to which
+  // it came late: it has to hear of that one before it can be told of the next.
+  std::vector<bool> needed;
+  // When the round goes on without the ranks that have not pushed it. 0: nobody is in a hurry.
+  int64_t hurry_ns = 0;
   OpenContribution given;
   int32_t priority = 0;
   uint64_t order = 0;  // The order in which tensors became ready.
@@ -188,7 +201,9 @@ struct AgentTensor {
   // Whether all owners of the present view have agreed to the tensor.
   bool agreed() const;
   // Whether contributions are reduced, copied or encoded on this node before they leave.
-  bool reduces() const { return pushed.size() > 1 || staged || spec.collective.encodes(); }
+  bool reduces() const {
+    return pushed.size() > 1 || staged || spec.collective.encodes() || spec.collective.leaves_out();
+  }
   // Whether the slices of the active round travel encoded. A result that is finished for others
   // travels plain.
   bool travels_encoded() const { return spec.collective.encodes() && !finish; }
@@ -196,6 +211,14 @@ struct AgentTensor {
   bool WaitsFor(AggregatorIndex owner) const;
   // The tensor's local ranks that have not pushed round held + 1.
   std::vector<LocalRank> MissingRanks() const;
+  // Whether `rank`, by its last push, is a round behind.
+  bool Owes(LocalRank rank) const { return rank.value() < owes.size() && owes[rank.value()]; }
+  // Whether the open round may go on without the ranks that have not pushed it.
+  bool MayLeaveOutMissing() const;
+  // Whether what `rank` pushes to the open round comes too late for it.
+  bool LeavesOut(LocalRank rank) const {
+    return rank.value() < left_out.size() && left_out[rank.value()];
+  }
   // The nodes for which the active round waits, as its owners last said.
   std::vector<uint32_t> MissingNodes() const;
 
@@ -204,6 +227,8 @@ struct AgentTensor {
   // Sets all slices of the active round to kIdle, and those that do not concern this node to
   // kExempt.
   void ResetSlices();
+  // The open round goes on without the ranks that have not pushed it.
+  void LeaveOutMissing();
   // Forgets what the ranks have pushed and which results have come.
   void OpenNextRound();
   // The connection to `owner` broke. It has to agree again, and each of its slices whose result has

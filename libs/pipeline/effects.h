@@ -125,8 +125,10 @@ struct WriteSlice {
 // AgentCore::Wants(ticket) has become false.
 struct ReduceSlice {
   uint64_t ticket = 0;
-  SliceBytes target;  // kSendBuffer, or kResult when `is_final`.
-  std::vector<LocalRank> inputs;
+  SliceBytes target;              // kSendBuffer, or kResult when `is_final`.
+  std::vector<LocalRank> inputs;  // None: the outcome is zero.
+  // For how many ranks the outcome stands. It is more than the inputs if late ranks are left out.
+  uint32_t rank_count = 0;
   bool is_final = false;  // The target is the round's result, not a contribution: an average
                           // divides here.
 };
@@ -187,6 +189,9 @@ struct CompleteRound {
   // If kOk: by part, how many bytes the result has. The lengths of parts that no rank here gets
   // mean nothing.
   std::vector<uint64_t> lengths;
+  // By local rank: the round went on without this rank, which pushes it late, or is about to. Empty
+  // if it went on without none.
+  std::vector<bool> left_out;
 };
 
 // Every round of the tensor, open or future, has failed.

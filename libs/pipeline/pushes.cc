@@ -2,6 +2,7 @@
 #include "libs/pipeline/pushes.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -49,11 +50,12 @@ std::string Pushes::Problem(const Push& push) const {
     return "pushed tensor '" + tensor.spec.name +
            "', which it takes no part in: " + Describe(tensor.spec);
   }
-  if (push.round != tensor.open_round()) {
+  const bool is_late = push.round == tensor.held.round && tensor.Owes(push.rank);
+  if (push.round != tensor.open_round() && !is_late) {
     return "pushed round " + std::to_string(push.round.value()) + " of tensor '" +
            tensor.spec.name + "'; the next is " + std::to_string(tensor.open_round().value());
   }
-  if (tensor.pushed[push.rank.value()]) {
+  if (tensor.pushed[push.rank.value()] && !is_late) {
     return "pushed tensor '" + tensor.spec.name + "' again before round " +
            std::to_string(push.round.value()) + " was taken";
   }
@@ -113,13 +115,17 @@ void Pushes::TakeGiven(AgentTensor& tensor, const Push& push) {
 
 void Pushes::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   if (!ranks_->Has(push.rank) || views_->has_failed()) return;
-  const AgentTensor* const known = tensors_->Find(push.tensor);
-  if (known != nullptr && AnswerOver(*known, push, out)) return;
+  AgentTensor* const known = tensors_->Find(push.tensor);
+  if (known != nullptr && AnswerOver(*known, push, out)) {
+    if (known->Owes(push.rank)) known->owes[push.rank.value()] = false;
+    return;
+  }
   if (const std::string problem = Problem(push); !problem.empty()) {
     out.push_back(FailRank{push.rank, ranks_->Text(push.rank) + " " + problem});
     return;
   }
   AgentTensor& tensor = tensors_->At(push.tensor);
+  if (TakeLate(tensor, push, now_ns, out)) return;
   TakeGiven(tensor, push);
   if (tensor.pushed_count == 0) {
     tensor.first_push_ns = now_ns;
@@ -128,13 +134,69 @@ void Pushes::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   }
   tensor.priority = std::max(tensor.priority, push.priority);
   tensors_->AddPush(tensor, push.rank);
-  if (!tensor.contributed) {
-    timer_->Ask(tensor.next_notice_ns);
-    CheckLeftRanks(tensor, out);
-    return;
+  if (tensor.contributed) return Contribute(tensor, out);
+  timer_->Ask(tensor.next_notice_ns);
+  // No owner sees who of this node is late if the round concerns no other node.
+  const bool is_alone = tensor.travel == Travel::kNone || tensor.participation.member_count() == 1;
+  if (is_alone && 2 * tensor.pushed_count >= tensor.in_group_count) {
+    OnHurry(tensor, tensor.open_round(), now_ns);
   }
+  CheckLeftRanks(tensor, out);
+}
+
+void Pushes::Contribute(AgentTensor& tensor, Effects& out) {
+  hurried_.erase(tensor.index);
   tensor.order = next_order_++;
   rounds_->Queue(tensor, out);
+}
+
+bool Pushes::TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out) {
+  if (push.round == tensor.held.round && tensor.Owes(push.rank)) {
+    tensor.owes[push.rank.value()] = false;
+    out.push_back(Rounds::CompletionOf(tensor));
+    if (tensor.hurry_ns != 0 && tensor.MayLeaveOutMissing()) {
+      tensor.hurry_ns = 0;
+      OnHurry(tensor, tensor.open_round(), now_ns);
+    }
+    return true;
+  }
+  if (push.round != tensor.open_round() || !tensor.LeavesOut(push.rank)) return false;
+  tensors_->AddPush(tensor, push.rank);
+  return true;
+}
+
+void Pushes::OnHurry(AgentTensor& tensor, Round round, int64_t now_ns) {
+  if (!tensor.spec.collective.leaves_out() || !tensor.resolved || tensor.in_group_count == 0)
+    return;
+  if (round == tensor.open_round().Next()) {
+    hurried_next_[tensor.index] = round;  // Not all owners' results of the open round are here.
+    return;
+  }
+  if (round != tensor.open_round() || tensor.contributed || tensor.hurry_ns != 0) return;
+  // A rank that is a whole round behind gets the patience when it has pushed that round.
+  tensor.hurry_ns = now_ns + int64_t{tensor.spec.collective.patience_ms} * 1'000'000;
+  hurried_.insert(tensor.index);
+  timer_->Ask(tensor.hurry_ns);
+}
+
+void Pushes::Flush(int64_t now_ns) {
+  for (auto next = hurried_next_.begin(); next != hurried_next_.end();) {
+    AgentTensor& tensor = tensors_->At(next->first);
+    const Round round = next->second;
+    const bool is_open = tensor.open_round() >= round;
+    next = is_open ? hurried_next_.erase(next) : std::next(next);
+    if (is_open) OnHurry(tensor, round, now_ns);
+  }
+}
+
+void Pushes::LeaveOutMissing(AgentTensor& tensor, Effects& out) {
+  if (tensor.pushed_count == 0) {
+    // The owner compares lengths, and every round has all elements.
+    tensor.given = {.signature = kFitsAll};
+    tensor.given.lengths.assign(tensor.spec.part_count(), tensor.spec.collective.part_bytes());
+  }
+  tensors_->LeaveOutMissing(tensor);
+  Contribute(tensor, out);
 }
 
 void Pushes::OnRankLeft(Effects& out) {
@@ -161,6 +223,17 @@ void Pushes::CheckLeftRanks(AgentTensor& tensor, Effects& out) {
 }
 
 void Pushes::OnTick(int64_t now_ns, Effects& out) {
+  const std::vector<TensorIndex> hurried(hurried_.begin(), hurried_.end());
+  for (const TensorIndex index : hurried) {
+    AgentTensor& tensor = tensors_->At(index);
+    if (tensor.hurry_ns == 0 || tensor.failed_status != Status::kOk) {
+      hurried_.erase(index);  // The round is over.
+    } else if (tensor.hurry_ns > now_ns) {
+      timer_->Ask(tensor.hurry_ns);
+    } else if (tensor.MayLeaveOutMissing()) {
+      LeaveOutMissing(tensor, out);
+    }
+  }
   for (const TensorIndex index : tensors_->half_pushed()) {
     AgentTensor& tensor = tensors_->At(index);
     if (tensor.next_notice_ns <= now_ns) {

@@ -3,6 +3,8 @@
 #define TALWEG_LIBS_PIPELINE_PUSHES_H_
 
 #include <cstdint>
+#include <map>
+#include <set>
 #include <string>
 
 #include "libs/base/ids.h"
@@ -36,9 +38,14 @@ class Pushes {
         timer_(timer) {}
 
   void OnPush(const Push& push, int64_t now_ns, Effects& out);
+  // Half of those that `round` waits for are there, at its owner or on this node. If this node is
+  // missing, the round goes on without its late ranks when the tensor's patience is over.
+  void OnHurry(AgentTensor& tensor, Round round, int64_t now_ns);
+  // Call it after each batch of events.
+  void Flush(int64_t now_ns);
   // A rank has left: fails the rounds that wait for it.
   void OnRankLeft(Effects& out);
-  // Reports the ranks that other ranks here wait for.
+  // Goes on without late ranks. Reports the ranks that other ranks here wait for.
   void OnTick(int64_t now_ns, Effects& out);
 
  private:
@@ -50,6 +57,11 @@ class Pushes {
   // Notes what the rank contributes, and where ranks disagree.
   void TakeGiven(AgentTensor& tensor, const Push& push);
   void CheckLeftRanks(AgentTensor& tensor, Effects& out);
+  // The push is of a round that has gone on without its rank. Returns false for any other push.
+  bool TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out);
+  void LeaveOutMissing(AgentTensor& tensor, Effects& out);
+  // The node's contribution is made.
+  void Contribute(AgentTensor& tensor, Effects& out);
 
   const AgentCoreConfig* const config_;
   const ViewState* const views_;
@@ -60,6 +72,8 @@ class Pushes {
   Failures* const failures_;
   TickTimer* const timer_;
   uint64_t next_order_ = 1;
+  std::set<TensorIndex> hurried_;              // Whose open round goes on without late ranks soon.
+  std::map<TensorIndex, Round> hurried_next_;  // Rounds after the open one, likewise.
 };
 
 }  // namespace talweg::pipeline

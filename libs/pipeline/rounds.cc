@@ -218,24 +218,32 @@ void Rounds::RoundDone(AgentTensor& tensor, Effects& out) {
     tensor.held = {.round = tensor.open_round(),
                    .sum_epoch = tensor.partial.sum_epoch,
                    .ranks_summed = tensor.partial.ranks_summed,
-                   .lengths = tensor.partial.lengths};
+                   .lengths = tensor.partial.lengths,
+                   .left_out = tensor.left_out};
     tensor.aborted_from = Round{0};
     ++counters_->rounds_completed;
-    out.push_back(CompleteRound{.tensor = tensor.index,
-                                .round = tensor.held.round,
-                                .status = Status::kOk,
-                                .ranks_summed = tensor.held.ranks_summed,
-                                .sum_epoch = tensor.held.sum_epoch,
-                                .lengths = tensor.held.lengths});
+    out.push_back(CompletionOf(tensor));
     tensors_->OpenNextRound(tensor);
   }
   quiesce_->TryAnswer(out);
 }
 
+CompleteRound Rounds::CompletionOf(const AgentTensor& tensor) {
+  return {.tensor = tensor.index,
+          .round = tensor.held.round,
+          .status = Status::kOk,
+          .ranks_summed = tensor.held.ranks_summed,
+          .sum_epoch = tensor.held.sum_epoch,
+          .lengths = tensor.held.lengths,
+          .left_out = tensor.held.left_out};
+}
+
 void Rounds::Abort(AgentTensor& tensor, Status status, const std::string& text, Effects& out) {
   const Round round = tensor.open_round();
-  // A mismatch is known only when every rank here has pushed the round: no rank pushes it late.
-  if (status == Status::kMismatch) {
+  // A mismatch is known only when every rank here has pushed the round, or the round has gone on
+  // without the rest.
+  const bool none_comes_late = tensor.left_out.empty();
+  if (status == Status::kMismatch && none_comes_late) {
     tensor.aborted_from = Round{0};
   } else if (tensor.aborted_from == Round{0}) {
     tensor.aborted_from = round;

@@ -51,6 +51,8 @@ class Rounds {
                  uint32_t length_bytes, Effects& out);
   // A slice is over without a result.
   void SliceOver(AgentTensor& tensor, SliceIndex slice, Effects& out);
+  // What ranks are told of the held round, which has a result.
+  static CompleteRound CompletionOf(const AgentTensor& tensor);
   // The open round is over without a result.
   void Abort(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
 

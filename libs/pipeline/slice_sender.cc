@@ -113,6 +113,7 @@ void SliceSender::StartReduction(AgentTensor& tensor, SliceIndex slice, Effects&
   out.push_back(ReduceSlice{.ticket = ticket,
                             .target = round.BytesOf(slice, target, length_bytes),
                             .inputs = round.Givers(slice),
+                            .rank_count = round.GivingRanks(slice),
                             .is_final = is_final});
 }
 

@@ -36,12 +36,18 @@ bool TensorTable::AnyAwaitsDecision() const {
 
 void TensorTable::AddPush(AgentTensor& tensor, LocalRank rank) {
   tensor.pushed[rank.value()] = true;
-  tensor.contributed = ++tensor.pushed_count == tensor.in_group_count;
+  ++tensor.pushed_count;
+  tensor.contributed |= tensor.pushed_count == tensor.in_group_count;
   if (tensor.contributed) {
     half_pushed_.erase(tensor.index);
   } else {
     half_pushed_.insert(tensor.index);
   }
+}
+
+void TensorTable::LeaveOutMissing(AgentTensor& tensor) {
+  tensor.LeaveOutMissing();
+  half_pushed_.erase(tensor.index);
 }
 
 void TensorTable::OpenNextRound(AgentTensor& tensor) {

@@ -35,6 +35,8 @@ class TensorTable {
 
   // `rank`, which is in the tensor's group, pushes the open round for the first time.
   void AddPush(AgentTensor& tensor, LocalRank rank);
+  // The open round goes on without the ranks that have not pushed it.
+  void LeaveOutMissing(AgentTensor& tensor);
   void OpenNextRound(AgentTensor& tensor);
 
   void CheckInvariants() const;

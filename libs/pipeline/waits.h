@@ -55,6 +55,8 @@ class Waits {
 
   // --- What owners say: a tensor's round waits, or the epoch waits for reports (no tensor).
 
+  // Whether the entry's round, or epoch, waits for this node.
+  bool NamesThisNode(const wire::Waiting& entry) const;
   void OnTensorWaiting(AgentTensor& tensor, AggregatorIndex from, const wire::Waiting& entry,
                        int64_t now_ns, Effects& out);
   void OnEpochWaiting(AggregatorIndex from, const wire::Waiting& entry, int64_t now_ns,
@@ -81,7 +83,6 @@ class Waits {
   std::string LeftText(const wire::Waiting& entry, const std::string& what) const;
   // Whether something here cannot end without an answer of `owner`.
   bool WaitFor(AggregatorIndex owner) const;
-  bool NamesThisNode(const wire::Waiting& entry) const;
 
   const AgentCoreConfig* const config_;
   const ViewState* const views_;

@@ -70,6 +70,7 @@ void Write(FieldWriter& out, const Declare& e) {
   out.Put(places);
   out.Put(e.collective.side);
   out.Put(e.collective.encoding);
+  out.Put(e.collective.patience_ms);
 }
 void Read(FieldReader& in, Declare& e) {
   in.Get(e.key);
@@ -91,6 +92,7 @@ void Read(FieldReader& in, Declare& e) {
   }
   in.Get(e.collective.side);
   in.Get(e.collective.encoding);
+  if (in.remaining() > 0) in.Get(e.collective.patience_ms);  // Since 3.1.
 }
 
 void Write(FieldWriter& out, const Declared& e) {

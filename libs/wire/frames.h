@@ -29,7 +29,7 @@ namespace talweg::wire {
 
 inline constexpr uint32_t kMagic = 0x47574c54;  // "TLWG"
 inline constexpr uint8_t kVersionMajor = 3;     // 2: collectives, groups. 3: encodings.
-inline constexpr uint8_t kVersionMinor = 0;
+inline constexpr uint8_t kVersionMinor = 1;     // 1: patience.
 inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kFrameBytesMax = 64 * 1024;
 inline constexpr size_t kNameBytesMax = 1024;

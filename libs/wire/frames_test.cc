@@ -39,7 +39,8 @@ TEST_CASE("Frames: every type is read back as it was written", "[wire]") {
                       .op = Op::kCopy,
                       .gives = Share::kOwn,
                       .gets = Share::kRoot,
-                      .element_count = 0},
+                      .element_count = 0,
+                      .patience_ms = 20},
        .group = {{NodeRank{0}, LocalRank{1}}, {NodeRank{3}, LocalRank{0}}},
        .root_rank = 5,
        .by_rank = 6}};
@@ -150,7 +151,7 @@ TEST_CASE("ParseFrame: the error says why bytes are no frame", "[wire]") {
   CHECK(ErrorOf(bad).find("magic") != std::string::npos);
   bad = good;
   bad[4] = std::byte{9};
-  CHECK(ErrorOf(bad).find("version 9.0, this process 3.0") != std::string::npos);
+  CHECK(ErrorOf(bad).find("version 9.1, this process 3.1") != std::string::npos);
   bad = good;
   bad[6] = std::byte{200};
   CHECK(ErrorOf(bad) != "");

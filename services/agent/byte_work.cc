@@ -78,7 +78,12 @@ void ByteWork::Combine(const pipeline::ReduceSlice& reduce, std::span<std::byte>
   }
   const bool traced = parts_.timeline->Wants(target.round);
   const int64_t begin_ns = traced ? parts_.clock->NowNs() : 0;
-  parts_.combiner->Combine(parts_.memory->spec(target.tensor), reduce.is_final, inputs, output);
+  if (inputs.empty()) {
+    std::memset(output.data(), 0, output.size());
+  } else {
+    parts_.combiner->Combine(parts_.memory->spec(target.tensor), reduce.is_final, reduce.rank_count,
+                             inputs, output);
+  }
   if (traced) {
     parts_.timeline->OnReduced(target.tensor, target.round, begin_ns, parts_.clock->NowNs());
   }

@@ -24,7 +24,8 @@ namespace talweg::agent {
 class RankCombiner {
  public:
   virtual ~RankCombiner() = default;
-  virtual void Combine(const pipeline::TensorSpec& spec, bool is_final,
+  // The output stands for `rank_count` ranks: for more than there are inputs, if ranks are late.
+  virtual void Combine(const pipeline::TensorSpec& spec, bool is_final, uint32_t rank_count,
                        std::span<const std::byte* const> inputs,
                        std::span<std::byte> output) const = 0;
 };

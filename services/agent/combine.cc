@@ -11,13 +11,13 @@ reduce::ReduceSpec RankHop(DType dtype, Op op, bool is_final, size_t rank_count)
   return is_final ? reduce::OnlyHop(dtype, op, ranks) : reduce::FirstHop(dtype, op, ranks);
 }
 
-void CombineRanks(DType dtype, Op op, bool is_final, std::span<const std::byte* const> inputs,
-                  std::span<std::byte> output) {
+void CombineRanks(DType dtype, Op op, bool is_final, size_t rank_count,
+                  std::span<const std::byte* const> inputs, std::span<std::byte> output) {
   if (op == Op::kCopy) {
     std::memcpy(output.data(), inputs.front(), output.size());
     return;
   }
-  reduce::Reduce(RankHop(dtype, op, is_final, inputs.size()), inputs, output.data(),
+  reduce::Reduce(RankHop(dtype, op, is_final, rank_count), inputs, output.data(),
                  output.size() / DTypeSize(dtype));
 }
 

@@ -14,11 +14,11 @@ namespace talweg::agent {
 // output is the round's result and not a contribution to it. Not for broadcasts.
 reduce::ReduceSpec RankHop(DType dtype, Op op, bool is_final, size_t rank_count);
 
-// Combines the ranks' bytes of one slice, in rank order, into the node's contribution. All are in
-// host memory. A broadcast copies the first input. `output` has whole elements and overlaps no
-// input.
-void CombineRanks(DType dtype, Op op, bool is_final, std::span<const std::byte* const> inputs,
-                  std::span<std::byte> output);
+// Combines the ranks' bytes of one slice, in rank order, into the node's contribution, which stands
+// for `rank_count` ranks. All are in host memory. A broadcast copies the first input. `output` has
+// whole elements and overlaps no input.
+void CombineRanks(DType dtype, Op op, bool is_final, size_t rank_count,
+                  std::span<const std::byte* const> inputs, std::span<std::byte> output);
 
 }  // namespace talweg::agent
 

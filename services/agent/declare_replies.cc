@@ -72,7 +72,8 @@ void DeclareReplies::Tell(const pipeline::CompleteRound& completed) {
                               .status = ToRankStatus(completed.status),
                               .text = completed.text,
                               .ranks_summed = completed.ranks_summed,
-                              .sum_epoch = completed.sum_epoch});
+                              .sum_epoch = completed.sum_epoch,
+                              .left_out = completed.left_out});
 }
 
 void DeclareReplies::OnRankGone(LocalRank rank) {

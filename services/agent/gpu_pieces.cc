@@ -193,7 +193,7 @@ void GpuPieces::CombineOnHost(Lane& lane) {
                                      : host_.Contribution(lane.bytes(), input.rank).data());
     TALWEG_CHECK(inputs.back() != nullptr);  // It pushed, so it has a buffer.
   }
-  CombineRanks(task.dtype, task.op, task.is_final, inputs,
+  CombineRanks(task.dtype, task.op, task.is_final, inputs.size(), inputs,
                task.home != nullptr ? homes_.HostSum(lane) : HostBytes(lane));
 }
 

@@ -3,6 +3,7 @@
 #define TALWEG_SERVICES_AGENT_KERNEL_COMBINER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "services/agent/agent_driver.h"
@@ -13,10 +14,10 @@ namespace talweg::agent {
 // Combines with the kernels of libs/reduce.
 class KernelCombiner final : public RankCombiner {
  public:
-  void Combine(const pipeline::TensorSpec& spec, bool is_final,
+  void Combine(const pipeline::TensorSpec& spec, bool is_final, uint32_t rank_count,
                std::span<const std::byte* const> inputs,
                std::span<std::byte> output) const override {
-    CombineRanks(spec.collective.dtype, spec.collective.op, is_final, inputs, output);
+    CombineRanks(spec.collective.dtype, spec.collective.op, is_final, rank_count, inputs, output);
   }
 };
 

@@ -58,7 +58,7 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
 absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& wishes,
                                                     MemoryOrder* order) {
   const bool may_be = one_view_ && transport_ != nullptr && rank_count_ == 1 && !entry.on_device &&
-                      !entry.spec.collective.encodes();
+                      !entry.spec.collective.encodes() && !entry.spec.collective.leaves_out();
   if (!may_be || !wishes.one_place) return false;
   auto place = ranks_->AllocateOnePlace(*wishes.one_place, entry.shape.total_bytes());
   if (!place.ok()) {
@@ -121,7 +121,9 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
     tensors_.back() = std::move(entry);
     return absl::OkStatus();
   }
-  const bool one_result = one_view_ && !wishes.on_device;
+  // A rank that is left out takes the result while the next one comes.
+  const bool leaves_out = spec.collective.leaves_out();
+  const bool one_result = one_view_ && !wishes.on_device && !leaves_out;
   if (one_result) entry->results.count = 1;
   TALWEG_ASSIGN_OR_RETURN(const bool in_one_place, AllocateOnePlace(*entry, wishes, order));
   if (!in_one_place) {
@@ -130,7 +132,8 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
   }
   const bool encodes = spec.collective.encodes() && transport_ != nullptr;
   if (encodes) entry->arrivals = AllocateTravel(*entry, order);
-  const bool reduces = (rank_count_ > 1 || wishes.on_device || encodes) && transport_ != nullptr;
+  const bool reduces =
+      (rank_count_ > 1 || wishes.on_device || encodes || leaves_out) && transport_ != nullptr;
   entry->reduces_into_result = reduces && one_result && !encodes;
   if (reduces && !entry->reduces_into_result) entry->send_buffer = AllocateTravel(*entry, order);
   tensors_.back() = std::move(entry);

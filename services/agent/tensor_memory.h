@@ -63,7 +63,7 @@ class TensorMemory {
 
   // Returns whether the ranks sum this tensor themselves. All of the node's ranks must take part.
   bool RanksSum(const pipeline::TensorSpec& spec) const {
-    return ranks_sum_ && !spec.collective.side &&
+    return ranks_sum_ && !spec.collective.side && !spec.collective.leaves_out() &&
            (spec.ranks.empty() || spec.ranks.size() == rank_count_);
   }
   // What the ranks asked for beside the tensor's spec.

@@ -69,19 +69,20 @@ TEST_CASE("The control segment has its released layout") {
   state.ranks_summed = 0x62;
   state.sum_epoch = 0x63;
   state.text_ticket = 0x64;
+  state.left_out[1] = LeftOut(0x66, 0x67);
   TextSlot& slot = view.text_slot(kTextSlots + 1);
   slot.ticket = 0x71;
   slot.words[0] = 0x7172737475767778;
   slot.words[kTextSlotWords - 1] = 0x72;
 
-  Golden golden("control_segment_1.4.txt");
+  Golden golden("control_segment_1.5.txt");
   golden.Add("control", {base, kShape.total_bytes()});
   golden.Check();
 }
 
 TEST_CASE("The messages on a rank's socket have their released bytes") {
   constexpr std::array<uint32_t, 3> kGroup = {0x2005, 0x2006, 0x2007};
-  Golden golden("rank_messages_1.11.txt");
+  Golden golden("rank_messages_1.12.txt");
   const auto add = [&golden](const char* name, const Message& message) {
     std::array<std::byte, kEncodedBytesMax> bytes;
     const size_t count = EncodeMessage(message, bytes);
@@ -122,6 +123,7 @@ TEST_CASE("The messages on a rank's socket have their released bytes") {
                                   .gives = Share::kOwn,
                                   .gets = Share::kRoot,
                                   .encoding = Encoding::kTwice,
+                                  .patience_ms = 0x2008,
                                   .ranks = RankList(kGroup)}});
   Declared declared{.status = RankStatus::kMismatch,
                     .tensor = 0x3001,
@@ -190,7 +192,7 @@ TEST_CASE("The messages on a rank's socket have their released bytes") {
 TEST_CASE("Messages of earlier versions can be read") {
   const uint16_t minor =
       GENERATE(uint16_t{0}, uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{4}, uint16_t{5},
-               uint16_t{6}, uint16_t{7}, uint16_t{8}, uint16_t{9}, uint16_t{10});
+               uint16_t{6}, uint16_t{7}, uint16_t{8}, uint16_t{9}, uint16_t{10}, uint16_t{11});
   const std::map<std::string, std::vector<std::byte>> golden =
       Golden::Load("rank_messages_1." + std::to_string(minor) + ".txt");
   CHECK(golden.size() == (minor < 6 ? 15 : minor < 9 ? 17 : 19));
@@ -214,7 +216,8 @@ TEST_CASE("Messages of earlier versions can be read") {
     if (const auto* declare = std::get_if<Declare>(&result.message.body)) {
       CHECK(declare->collective().name() == std::string(minor < 5 ? "broadcast" : "gather"));
       CHECK((minor >= 5 || declare->ranks.empty()));
-      CHECK(declare->encoding == Encoding::kPlain);
+      CHECK(declare->encoding == (minor < 11 ? Encoding::kPlain : Encoding::kTwice));
+      CHECK(declare->patience_ms == 0);
     }
   }
 }

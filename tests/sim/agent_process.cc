@@ -37,7 +37,7 @@ agent::AgentDriverOptions OptionsOf(const AgentProcess::Config& config, const st
 }  // namespace
 
 void CellCombiner::Combine(const pipeline::TensorSpec& /*spec*/, bool /*is_final*/,
-                           std::span<const std::byte* const> inputs,
+                           uint32_t /*rank_count*/, std::span<const std::byte* const> inputs,
                            std::span<std::byte> output) const {
   for (uint64_t i = 0; i < CellCount(output.size()); ++i) {
     uint64_t sum = 0;
@@ -211,6 +211,7 @@ void AgentProcess::Watch(const pipeline::Effect& effect) {
         } else if constexpr (std::is_same_v<Each, pipeline::FailJob>) {
           WatchFailure(each.text);
         } else if constexpr (std::is_same_v<Each, pipeline::ReduceSlice>) {
+          WatchReduce(each);
           if (each.is_final && core().views().present()->members.size() > 1) {
             trace_->Reached("a slice that only one node gives and gets");
           }

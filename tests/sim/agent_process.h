@@ -45,7 +45,7 @@ inline constexpr const char* kForged = "words of a confused aggregator";
 // Adds cells as the ledger does, in rank order.
 class CellCombiner final : public agent::RankCombiner {
  public:
-  void Combine(const pipeline::TensorSpec& spec, bool is_final,
+  void Combine(const pipeline::TensorSpec& spec, bool is_final, uint32_t rank_count,
                std::span<const std::byte* const> inputs,
                std::span<std::byte> output) const override;
 };
@@ -121,6 +121,8 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
     pipeline::TensorIndex index;
     Round pushed;
     Round taken;
+    // The rounds whose contributions the last push had; only if they leave late ranks out.
+    std::vector<Round> gives;
   };
   struct RankProcess {
     RankState state = RankState::kStarting;
@@ -213,6 +215,15 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
   void Declare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec);
   void Say(LocalRank rank, const pipeline::Push& push);
   void Take(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete, Epoch epoch);
+
+  // agent_carry.cc
+  static bool IsLeftOut(LocalRank rank, const pipeline::CompleteRound& complete);
+  // Returns the first cell of the rank's next contribution, and how much each next cell adds.
+  std::pair<uint64_t, uint64_t> NextContribution(LocalRank rank, RankTensor& tensor,
+                                                 const Allocated& allocated);
+  void NoteLeftOut(LocalRank rank, RankTensor& tensor, const pipeline::CompleteRound& complete);
+  void WatchReduce(const pipeline::ReduceSlice& reduce);
+
   // The memory of a rank's contribution.
   std::span<std::byte> ContributionOf(LocalRank rank, pipeline::TensorIndex tensor);
   void Scribble(LocalRank rank, pipeline::TensorIndex tensor);

@@ -249,7 +249,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   const bool is_root = plan.root() ? *plan.root() == here : IsRootByNumber(place, local);
   const std::span<std::byte> bytes = ContributionOf(local, tensor.index);
   for (uint64_t i = 0; i < CellCount(allocated.spec.bytes()); ++i) StoreCell(bytes, i, kNothing);
-  const uint64_t base = ContributionBase(core().config().self, local, allocated.key, tensor.pushed);
+  const auto [base, step] = NextContribution(local, tensor, allocated);
   std::vector<uint32_t> lengths;
   bool is_full = true;
   for (uint32_t part = 0; part < plan.part_count(); ++part) {
@@ -264,7 +264,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
     }
     const uint64_t first = part * collective.stride_bytes() / kCellBytes;
     for (uint64_t i = first; i < first + CellCount(length); ++i) {
-      StoreCell(bytes, i, base + i * kCellStep);
+      StoreCell(bytes, i, base + i * step);
     }
   }
   if (is_full && allocated.spec.collective == collective) lengths.clear();
@@ -437,6 +437,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .sum_epoch = complete.sum_epoch,
                       .ranks_summed = complete.ranks_summed,
                       .lengths = complete.lengths,
+                      .left_out = IsLeftOut(local, complete),
                       .member = core().config().self,
                       .local_rank = local,
                       .epoch = epoch,
@@ -444,6 +445,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .needed = NeededBy(place)},
                      ResultOf(tensor.index, place, complete));
   tensor.taken = complete.round;
+  NoteLeftOut(local, tensor, complete);
   Scribble(local, tensor.index);
   if (aborted) trace_->Reached("a rank hears that its round is aborted");
   if (trace_->on()) {

@@ -83,7 +83,8 @@ void AgentProcess::OnCompletion(const shm::RankServer::Completion& completion) {
                                    .status = ToStatus(completion.status),
                                    .text = std::string(completion.text),
                                    .ranks_summed = static_cast<uint32_t>(completion.ranks_summed),
-                                   .sum_epoch = completion.sum_epoch};
+                                   .sum_epoch = completion.sum_epoch,
+                                   .left_out = completion.left_out};
   if (complete.status == pipeline::Status::kOk) {
     complete.lengths = LengthsOf(complete.tensor, complete.round);
   }

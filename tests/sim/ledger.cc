@@ -168,6 +168,35 @@ void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const
   throw Violation{what + "was aborted, but every member that it needs is here"};
 }
 
+void Ledger::OnCombined(const std::string& who, TensorKey tensor, Round round,
+                        const view::MemberIdentity& member, const std::vector<LocalRank>& ranks) {
+  const auto [known, is_new] = combined_.emplace(std::tuple(tensor, round, member), ranks);
+  if (known->second == ranks) return;
+  throw Violation{who + ": its contribution to round " + std::to_string(round.value()) +
+                  " of tensor " + std::to_string(tensor.value()) + " has " +
+                  std::to_string(ranks.size()) + " ranks, and had " +
+                  std::to_string(known->second.size()) + " others"};
+}
+
+std::optional<bool> Ledger::IsIn(TensorKey tensor, Round round, const RankOfMember& rank) const {
+  const auto combined = combined_.find({tensor, round, rank.member});
+  if (combined == combined_.end()) return std::nullopt;
+  const std::vector<LocalRank>& ranks = combined->second;
+  return std::find(ranks.begin(), ranks.end(), rank.local_rank) != ranks.end();
+}
+
+std::pair<uint64_t, uint64_t> Ledger::Given(TensorKey tensor, Round round, const RankOfMember& rank,
+                                            uint64_t first_cell) const {
+  const auto pushed = pushed_.find({tensor, round, rank.member, rank.local_rank});
+  const std::vector<Round> rounds =
+      pushed == pushed_.end() ? std::vector<Round>{round} : pushed->second;
+  uint64_t base = 0;
+  for (const Round each : rounds) {
+    base += ContributionBase(rank.member, rank.local_rank, tensor, each) + first_cell * kCellStep;
+  }
+  return {base, rounds.size() * kCellStep};
+}
+
 void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
                        const std::vector<Participant>& ranks, uint32_t part, uint32_t root,
                        const Cells& result) const {
@@ -191,10 +220,13 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
       if (!collective.Gives(part, rank.number, rank_count, root)) continue;
       gives = true;
       length = plan.LengthBytes(outcome.round, part, rank.place);
-      node_sum = Combine(node_sum, ContributionBase(rank.member, rank.place.local_rank,
-                                                    outcome.tensor, outcome.round) +
-                                       first_cell * kCellStep);
-      node_step = Combine(node_step, kCellStep);
+      const RankOfMember giver{rank.member, rank.place.local_rank};
+      if (collective.leaves_out() && !IsIn(outcome.tensor, outcome.round, giver).value_or(true)) {
+        continue;
+      }
+      const auto [base, each] = Given(outcome.tensor, outcome.round, giver, first_cell);
+      node_sum = Combine(node_sum, base);
+      node_step = Combine(node_step, each);
     }
     if (!gives) continue;
     sum = Combine(sum, node_sum);
@@ -232,6 +264,14 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
                                         : "was done, but its ranks disagree")};
   }
   if (is_mismatch) return;
+  const std::optional<bool> is_in =
+      collective.leaves_out()
+          ? IsIn(outcome.tensor, outcome.round, {outcome.member, outcome.local_rank})
+          : std::nullopt;
+  if (is_in && *is_in == outcome.left_out) {
+    throw Violation{what + (*is_in ? "has the rank's contribution, and it was told otherwise"
+                                   : "is without the rank, and it was not told")};
+  }
   if (collective.needs_every_rank() && ranks.size() != plan.group().size()) {
     throw Violation{what + "was done without a rank that it needs"};
   }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,7 @@ class Ledger {
     Epoch sum_epoch;
     uint32_t ranks_summed = 0;
     std::vector<uint64_t> lengths;  // By part.
+    bool left_out = false;          // The rank was told that the result is without it.
     view::MemberIdentity member;    // The member whose rank has taken it.
     LocalRank local_rank;
     Epoch epoch;                       // Its view's when the round was over there.
@@ -71,6 +73,16 @@ class Ledger {
   };
   // All ranks of a node have pushed a round. A round cannot begin in any other way.
   void OnContributed(TensorKey tensor, Round round) { contributed_.emplace(tensor, round); }
+  // A rank pushes a round of a tensor that leaves late ranks out. `rounds`: those whose
+  // contributions it gives, the earlier ones because it was left out.
+  void OnPushed(TensorKey tensor, Round round, const RankOfMember& rank,
+                std::vector<Round> rounds) {
+    pushed_[{tensor, round, rank.member, rank.local_rank}] = std::move(rounds);
+  }
+  // A node combines its contribution to such a round. The same ranks are in all its slices, however
+  // often they are combined.
+  void OnCombined(const std::string& who, TensorKey tensor, Round round,
+                  const view::MemberIdentity& member, const std::vector<LocalRank>& ranks);
   // A rank has taken the result of a round (invariants 1 to 3), or was told of its abortion.
   void OnOutcome(const std::string& who, const Outcome& outcome, const Cells& result);
 
@@ -145,11 +157,19 @@ class Ledger {
                  const std::vector<Participant>& ranks, uint32_t part, uint32_t root,
                  const Cells& result) const;
   bool InView(Epoch epoch, const view::MemberIdentity& member) const;
+  // Returns nullopt if the member has not combined its contribution to the round.
+  std::optional<bool> IsIn(TensorKey tensor, Round round, const RankOfMember& rank) const;
+  // Returns the first cell of what the rank gives to the round, and how much each next cell adds.
+  std::pair<uint64_t, uint64_t> Given(TensorKey tensor, Round round, const RankOfMember& rank,
+                                      uint64_t first_cell) const;
 
   std::map<Epoch, view::View> views_;
   std::map<std::pair<TensorKey, Round>, std::vector<Settled>> settled_;
   std::map<TensorKey, Disagreement> disagreements_;
   std::set<std::pair<TensorKey, Round>> contributed_;
+  std::map<std::tuple<TensorKey, Round, view::MemberIdentity, LocalRank>, std::vector<Round>>
+      pushed_;
+  std::map<std::tuple<TensorKey, Round, view::MemberIdentity>, std::vector<LocalRank>> combined_;
   std::map<TensorKey, RoundPlan> plans_;
   std::map<std::pair<TensorKey, std::vector<view::MemberIdentity>>, std::vector<Death>> deaths_;
   bool tensor_failed_ = false;

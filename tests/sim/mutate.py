@@ -16,7 +16,18 @@ import pathlib
 import re
 import sys
 
-KINDS = ("usual", "recovery", "silent", "groups", "hosts", "standbys", "late", "handshake", "link")
+KINDS = (
+    "usual",
+    "recovery",
+    "silent",
+    "groups",
+    "hosts",
+    "standbys",
+    "late",
+    "patience",
+    "handshake",
+    "link",
+)
 # Not a bug: replaced in every copy, without a switch.
 ALWAYS = "always"
 # How many lives come before one breaks, at most, unless the list says otherwise.

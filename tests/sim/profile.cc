@@ -357,6 +357,26 @@ Profile DrawLate(Random& random) {
   return profile;
 }
 
+Profile DrawPatience(Random& random) {
+  const uint64_t base = random.Below(8);
+  Profile profile = base < 2   ? DrawUsual(random)
+                    : base < 6 ? DrawRecovery(random)
+                    : base < 7 ? DrawGroups(random)
+                               : DrawStandbys(random);
+  for (TensorProfile& tensor : profile.tensors) {
+    const bool may = (tensor.op == Op::kSum || tensor.op == Op::kAverage) &&
+                     tensor.gives == Share::kWhole && tensor.gets == Share::kWhole;
+    if (!may || random.OneIn(6)) continue;
+    tensor.patience_ms = static_cast<uint16_t>(Pick(random, 1, 5, 50, 1000));
+    // Every round has all elements, and nobody compares what comes late.
+    tensor.lengths_vary = tensor.is_signed = false;
+    tensor.odd_one_in = 0;
+  }
+  profile.straggler_one_in = Pick(random, 3, 8, 30);
+  profile.memory_is_late = random.OneIn(8);
+  return profile;
+}
+
 Profile DrawKind(Kind kind, Random& random) {
   switch (kind) {
     case Kind::kUsual: break;
@@ -366,6 +386,7 @@ Profile DrawKind(Kind kind, Random& random) {
     case Kind::kHosts: return DrawHosts(random);
     case Kind::kStandbys: return DrawStandbys(random);
     case Kind::kLate: return DrawLate(random);
+    case Kind::kPatience: return DrawPatience(random);
   }
   Profile profile = DrawUsual(random);
   if (random.OneIn(150)) Widen(profile, random);
@@ -393,6 +414,7 @@ const char* KindName(Kind kind) {
     case Kind::kHosts: return "hosts";
     case Kind::kStandbys: return "standbys";
     case Kind::kLate: return "late";
+    case Kind::kPatience: return "patience";
   }
   return "unknown";
 }

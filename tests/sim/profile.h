@@ -34,9 +34,10 @@ struct TensorProfile {
   uint32_t root_rank = 0;  // Perhaps of a rank that does not exist, or not yet.
 
   Encoding encoding = Encoding::kPlain;
+  uint16_t patience_ms = 0;
 
   Collective collective() const {
-    return {DType::kF32, op, gives, gets, bytes / 4, false, encoding};
+    return {DType::kF32, op, gives, gets, bytes / 4, false, encoding, patience_ms};
   }
 };
 
@@ -123,10 +124,11 @@ enum class Kind : uint8_t {
   kHosts,     // As kGroups, with aggregators beside the ranks that parts belong to.
   kStandbys,  // As one of those, with joiners that take over state first.
   kLate,      // As one of those, and daemons get their memory late.
+  kPatience,  // As one of those, and rounds go on without late ranks.
 };
 
 inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
-                                  Kind::kHosts, Kind::kStandbys, Kind::kLate};
+                                  Kind::kHosts, Kind::kStandbys, Kind::kLate,   Kind::kPatience};
 const char* KindName(Kind kind);
 
 Profile DrawProfile(Kind kind, Random& random);

@@ -41,6 +41,8 @@ ArrivingResult AgentSum::Arriving(const RoundCall& call) const {
       tensor.collective.copies()) {
     return {};
   }
+  // If this rank comes late, they may be of the next round.
+  if (tensor.collective.leaves_out()) return {};
   // Arrivals tell of the tensor as a whole.
   if (call.opened.is_short || tensor.buffer.part_count != 1 || tensor.gets.count != 1) return {};
   return {tensor.arrivals,

@@ -158,6 +158,11 @@ uint64_t Client::RanksSummed(uint32_t index) const {
   return tensor == nullptr ? 0 : rounds_.RanksSummed(*tensor);
 }
 
+uint64_t Client::LeftOutCount(uint32_t index) const {
+  const RankTensor* tensor = fork_guard_.Forked() ? nullptr : tensors_.Find(index);
+  return tensor == nullptr ? 0 : rounds_.LeftOutCount(*tensor);
+}
+
 RankStatus Client::WaitsFor(uint32_t index, uint64_t round, char* text, size_t text_bytes,
                             int64_t timeout_ns, ErrorText& error) {
   return With(index, error, [&](const RankTensor&) {

@@ -116,6 +116,8 @@ class Client {
   RankStatus Completed(int fd, uint64_t* tags, size_t capacity, size_t* count, ErrorText& error);
 
   uint64_t RanksSummed(uint32_t tensor) const;
+  // In how many of the tensor's rounds this rank was left out.
+  uint64_t LeftOutCount(uint32_t tensor) const;
 
   // Steps and views: docs/elastic.md. One thread at a time ends steps.
   // kTimeout: the next call goes on waiting for the same end of a step.

@@ -59,6 +59,13 @@ RankStatus Declaring::Check(const Declare& declare, ErrorText& error) const {
                       TALWEG_SHM_PRINTED(declare.name), link_.path(), kProtocolMajor, link_.minor(),
                       kEncodingsMinor);
   }
+  if (collective.leaves_out() && link_.minor() < kPatienceMinor) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%.*s': the agent at '%s' speaks version %u.%u of the rank protocol, "
+                      "and leaves late ranks out from 1.%u on; start a newer one",
+                      TALWEG_SHM_PRINTED(declare.name), link_.path(), kProtocolMajor, link_.minor(),
+                      kPatienceMinor);
+  }
   const bool is_old =
       collective.element_count > 0 && !tensors_.IsGroup(declare) &&
       collective == Collective::Of(declare.dtype, declare.op, declare.element_count);

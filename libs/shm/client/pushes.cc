@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/client/pushes.h"
 
+#include "libs/base/dtype.h"
+#include "libs/reduce/reduce.h"
 #include "libs/shm/client/deadline.h"
 #include "libs/shm/client/stream_copy.h"
 #include "libs/shm/layout/messages.h"
@@ -45,6 +47,7 @@ RankStatus Pushes::Push(RankTensor& tensor, const void* data, const PushedParts&
   std::byte* contribution = nullptr;
   bool nobody_sums = false;
   const void* const given = parts.places != nullptr ? parts.places : data;
+  int64_t ring_timeout_ns = timeout_ns;
   if (const RankStatus begun = Begin(tensor, given, &contribution, &nobody_sums, error);
       begun != RankStatus::kOk) {
     return begun;
@@ -57,11 +60,27 @@ RankStatus Pushes::Push(RankTensor& tensor, const void* data, const PushedParts&
                       NameOf(tensor));
   }
   const bool says_more = push.is_short || parts.signature != 0;
-  if (!nobody_sums) {
+  if (tensor.collective.leaves_out()) {
+    if (const RankStatus fits = CheckMayLeaveOut(tensor, push, data, contribution, error);
+        fits != RankStatus::kOk) {
+      Abandon(tensor);
+      return fits;
+    }
+  }
+  if (tensor.carries) {  // Nobody changes it while the tensor is being pushed.
+    const RankStatus added = AddIn(tensor, data, contribution, Deadline(timeout_ns), error);
+    if (added != RankStatus::kOk) {
+      Abandon(tensor);
+      return added;
+    }
+    ring_timeout_ns = -1;  // What was added cannot be taken back.
+  } else if (!nobody_sums) {
     if (given != nullptr && !IsContribution(tensor, given, contribution)) {
       push.own = OwnPlace(tensor, static_cast<const std::byte*>(data), parts);
       CopyIn(tensor, static_cast<const std::byte*>(data), parts, contribution, push.own);
     }
+  }
+  if (!nobody_sums) {
     // An older agent knows neither lengths nor signatures; it compares nothing.
     if (says_more && link_.minor() >= kCollectivesMinor) {
       push.entry.flags = kPushInParts;
@@ -69,7 +88,7 @@ RankStatus Pushes::Push(RankTensor& tensor, const void* data, const PushedParts&
       SayParts(tensor, parts.lengths);
     }
   }
-  const RankStatus pushed = Finish(tensor, push, declared_priority, timeout_ns, round, error);
+  const RankStatus pushed = Finish(tensor, push, declared_priority, ring_timeout_ns, round, error);
   if (pushed == RankStatus::kOk && push.own != nullptr) {
     CopyOwn(tensor, static_cast<const std::byte*>(data), parts, push.own);
   }
@@ -190,6 +209,32 @@ void Pushes::CopyIn(const RankTensor& tensor, const std::byte* data, const Pushe
   statistics_.bytes_copied.fetch_add(copied, std::memory_order_relaxed);
 }
 
+RankStatus Pushes::CheckMayLeaveOut(const RankTensor& tensor, const Pushing& push, const void* data,
+                                    const std::byte* contribution, ErrorText& error) {
+  if (data == nullptr || IsContribution(tensor, data, contribution)) {
+    return error.Fail(RankStatus::kUnsupported,
+                      "tensor '%s' leaves late ranks out, and its buffer keeps what was left out; "
+                      "push from other memory",
+                      NameOf(tensor));
+  }
+  if (!push.is_short) return RankStatus::kOk;
+  return error.Fail(RankStatus::kUnsupported,
+                    "tensor '%s' leaves late ranks out, so each round has all of its elements",
+                    NameOf(tensor));
+}
+
+RankStatus Pushes::AddIn(RankTensor& tensor, const void* data, std::byte* contribution,
+                         const Deadline& deadline, ErrorText& error) {
+  if (const RankStatus room = AwaitRoom(tensor, deadline, error); room != RankStatus::kOk) {
+    return room;
+  }
+  const std::byte* const inputs[] = {contribution, static_cast<const std::byte*>(data)};
+  const Collective& collective = tensor.collective;
+  reduce::Reduce({.dtype = collective.dtype, .op = Op::kSum}, inputs, contribution,
+                 collective.element_count);
+  return RankStatus::kOk;
+}
+
 void Pushes::CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                      std::byte* own) {
   if (tensor.collective.gets == Share::kWhole) return;  // It went there with the other parts.
@@ -284,6 +329,7 @@ RankStatus Pushes::RingPush(RankTensor& tensor, Pushing push, const Deadline& de
           tensor.pushing = false;
           tensor.on_device = (entry.flags & kPushOnDevice) != 0;
           tensor.pushed_short = push.is_short;
+          tensor.carries = false;  // The wait for this round says it anew.
           tensor.own_part = push.own;
           tensor.pushed_at.store(tensor.placed_at, std::memory_order_relaxed);
           if ((entry.flags & kPushAgain) == 0) ++tensor.pushed;
@@ -309,18 +355,27 @@ RankStatus Pushes::RingPush(RankTensor& tensor, Pushing push, const Deadline& de
       }
     }
     if (!waited) statistics_.ring_full.fetch_add(1, std::memory_order_relaxed);
-    RankStatus over = RankStatus::kOk;
-    switch (waiting_.Await(room, deadline, {link_.control().rank_line().push_waiters}, &over)) {
-      case Awaited::kDone: break;
-      case Awaited::kOver: return health_.FailOver(over, NameOf(tensor), error);
-      case Awaited::kTimeout:
-        return error.Fail(
-            RankStatus::kTimeout,
-            "tensor '%s': the agent has not taken the %u pushes before this one in time; "
-            "nothing was pushed",
-            NameOf(tensor), capacity);
+    if (const RankStatus status = AwaitRoom(tensor, deadline, error); status != RankStatus::kOk) {
+      return status;
     }
   }
+}
+
+RankStatus Pushes::AwaitRoom(const RankTensor& tensor, const Deadline& deadline, ErrorText& error) {
+  const uint32_t capacity = link_.control().shape().ring_capacity;
+  const auto room = [&] { return RingEntries() < capacity; };
+  RankStatus over = RankStatus::kOk;
+  switch (waiting_.Await(room, deadline, {link_.control().rank_line().push_waiters}, &over)) {
+    case Awaited::kDone: break;
+    case Awaited::kOver: return health_.FailOver(over, NameOf(tensor), error);
+    case Awaited::kTimeout:
+      return error.Fail(
+          RankStatus::kTimeout,
+          "tensor '%s': the agent has not taken the %u pushes before this one in time; "
+          "nothing was pushed",
+          NameOf(tensor), capacity);
+  }
+  return RankStatus::kOk;
 }
 
 }  // namespace talweg::shm

@@ -89,12 +89,22 @@ class Pushes {
   // instead.
   void CopyIn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
               std::byte* contribution, std::byte* own);
+  // For a tensor that leaves late ranks out.
+  static RankStatus CheckMayLeaveOut(const RankTensor& tensor, const Pushing& push,
+                                     const void* data, const std::byte* contribution,
+                                     ErrorText& error);
   // Copies the part that no other rank gets, after the push.
   void CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                std::byte* own);
+  // Adds what the rank gives to what the contribution buffer still holds (RankTensor::carries). The
+  // tensor has one part. Nothing is added unless the ring has room.
+  RankStatus AddIn(RankTensor& tensor, const void* data, std::byte* contribution,
+                   const Deadline& deadline, ErrorText& error);
   // Writes the parts' lengths into the contribution's table.
   void SayParts(RankTensor& tensor, const uint64_t* lengths);
 
+  // Waits until the ring has room for a push. kTimeout: nothing was pushed.
+  RankStatus AwaitRoom(const RankTensor& tensor, const Deadline& deadline, ErrorText& error);
   RankStatus RingPush(RankTensor& tensor, Pushing push, const Deadline& deadline, uint64_t* round,
                       ErrorText& error);
   uint64_t RingEntries() const {

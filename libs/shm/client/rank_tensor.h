@@ -57,6 +57,9 @@ struct RankTensor {
   // Where the rank's part for itself already lies in the open round; null: nowhere.
   const std::byte* own_part = nullptr;
   bool on_device = false;  // The open round's result goes to a GPU.
+  // The contribution buffer holds what the last rounds have left out. The next push adds to it.
+  bool carries = false;
+  uint64_t left_out_count = 0;  // In how many rounds this rank was left out.
   // `placed_at`: AgentLine::events_lost when the tensor's events were asked for. `pushed_at`: the
   // same for the events of its last round; it may also be read without the lock.
   uint32_t placed_at = 0;

@@ -40,8 +40,9 @@ RankStatus RoundStates::Status(const RankTensor& tensor, uint64_t round, ErrorTe
 bool RoundStates::Succeeded(const RankTensor& tensor, uint64_t round) const {
   const TensorState& state = link_.control().tensor_state(tensor.index);
   // The ranks may have seen the round complete before the agent has taken all pushes.
-  return state.completed_round.load(std::memory_order_acquire) < round ||
-         state.status.load(std::memory_order_relaxed) == 0;
+  if (state.completed_round.load(std::memory_order_acquire) < round) return true;
+  // The state may be of the next round, if this rank came late.
+  return LeavesOut(tensor, round) || state.status.load(std::memory_order_relaxed) == 0;
 }
 
 }  // namespace talweg::shm

@@ -149,6 +149,8 @@ void Rounds::End(RankTensor& tensor, uint64_t round) {
     tensor.taken = round;
     streaming_.EndRound(tensor.open_bytes);
     tensor.open_bytes = 0;
+    tensor.carries = states_.LeavesOut(tensor, round);
+    tensor.left_out_count += tensor.carries ? 1 : 0;
   }
   if (states_.Succeeded(tensor, round)) return;
   const TensorState& state = states_.Of(tensor);
@@ -216,9 +218,15 @@ uint64_t Rounds::RanksSummed(const RankTensor& tensor) const {
     if (state.completed_round.load(std::memory_order_acquire) < tensor.taken) {
       return identity_.local_size;  // The ranks have seen the round complete.
     }
+    if (tensor.carries) return states_.RanksWithout(tensor, tensor.taken);
   }
   if (state.status.load(std::memory_order_relaxed) != 0) return 0;
   return state.ranks_summed.load(std::memory_order_relaxed);
+}
+
+uint64_t Rounds::LeftOutCount(const RankTensor& tensor) const {
+  const MutexLock lock(state_mutex_);
+  return tensor.left_out_count;
 }
 
 uint64_t Rounds::OpenRound(const RankTensor& tensor) const {

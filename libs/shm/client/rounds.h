@@ -60,6 +60,8 @@ class Rounds {
   RankStatus Result(RankTensor& tensor, uint64_t round, const void** data, uint64_t* bytes,
                     ErrorText& error);
   uint64_t RanksSummed(const RankTensor& tensor) const;
+  // In how many rounds this rank was left out.
+  uint64_t LeftOutCount(const RankTensor& tensor) const;
   // The round that was pushed and not taken; 0 if there is none.
   uint64_t OpenRound(const RankTensor& tensor) const;
 

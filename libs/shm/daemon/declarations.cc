@@ -54,6 +54,12 @@ void Declarations::OnDeclare(Connection& connection, uint32_t request, const Dec
                "; declare it in host memory, or without an encoding");
     return;
   }
+  if (declaration.on_device && collective.leaves_out()) {
+    Refuse(connection.id, RequestId(request), RankStatus::kUnsupported,
+           "tensor '" + declaration.name + "' was declared on a GPU as " + Describe(collective) +
+               "; declare it in host memory, or without patience");
+    return;
+  }
   if (declaration.on_device && !is_simple) {
     Refuse(connection.id, RequestId(request), RankStatus::kUnsupported,
            "tensor '" + declaration.name + "' was declared on a GPU as " + Describe(collective) +
@@ -62,7 +68,8 @@ void Declarations::OnDeclare(Connection& connection, uint32_t request, const Dec
                "all ranks");
     return;
   }
-  declaration.in_place = is_simple && (declare.flags & kDeclareInPlace) != 0;
+  declaration.in_place =
+      is_simple && !collective.leaves_out() && (declare.flags & kDeclareInPlace) != 0;
   declaration.one_place = declaration.in_place && connection.knows_one_place;
   const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
   connection.asked[RequestId(request)] = {

@@ -107,6 +107,11 @@ void RankControl::PublishState(uint32_t tensor, uint64_t round, RankStatus statu
   state.completed_round.store(round, std::memory_order_seq_cst);
 }
 
+void RankControl::PublishLeftOut(uint32_t tensor, uint64_t round, uint64_t ranks_summed) {
+  view_.tensor_state(tensor).left_out[round & 1].store(LeftOut(round, ranks_summed),
+                                                       std::memory_order_relaxed);
+}
+
 void RankControl::PublishFailure(RankStatus status, std::string_view text) {
   if (std::exchange(failed_, true)) return;
   const size_t bytes = CutBytes(text, kFailureTextBytes - 1);

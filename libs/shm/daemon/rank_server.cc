@@ -193,6 +193,9 @@ void RankServerImpl::PublishCompletion(const Completion& completion) {
       IntroducePeers(*connection, tensor.data.shared->part);
       if (!connection->is_active()) continue;
     }
+    if (completion.LeavesOut(connection->local_rank)) {
+      connection->control->PublishLeftOut(index, tensor.completed, completion.ranks_summed);
+    }
     connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
                                       completion.ranks_summed, completion.sum_epoch.value(),
                                       goes_on);

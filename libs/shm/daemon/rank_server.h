@@ -286,6 +286,12 @@ class RankServer : public RankMemory {
     std::string_view text;  // Unless kOk.
     uint64_t ranks_summed = 0;
     Epoch sum_epoch;
+    // By local rank: the result does not have what this rank contributes. Empty: it has all.
+    std::vector<bool> left_out;
+
+    bool LeavesOut(LocalRank rank) const {
+      return rank.value() < left_out.size() && left_out[rank.value()];
+    }
   };
   // Tells every rank that has declared the tensor, and wakes sleeping threads. The result's bytes
   // and its table must be in place; for a tensor that the ranks sum, all local ranks'

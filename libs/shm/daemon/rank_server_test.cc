@@ -143,7 +143,7 @@ TEST_CASE_METHOD(RankServerFixture, "A stranger hears why it is dropped, and ran
     std::array<std::byte, 200> bytes{};
     const size_t count = EncodeMessage({.body = Hello{.major = 9, .minor = 4}}, bytes);
     bad.SendBytes(bytes.data(), count);
-    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.11"));
+    CHECK_THAT(LastWords(bad, RankStatus::kVersionMismatch), Contains("9.4") && Contains("1.12"));
   }
   SECTION("It sends half a message, then the end") {
     bad.SendBytes(&kMessageMagic, 4);

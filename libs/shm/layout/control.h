@@ -25,7 +25,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kControlMagic = 0x4d435754;  // "TWCM"
 inline constexpr uint16_t kLayoutMajor = 1;
-inline constexpr uint16_t kLayoutMinor = 4;
+inline constexpr uint16_t kLayoutMinor = 5;
 
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kFailureTextBytes = 1024;
@@ -136,8 +136,19 @@ struct alignas(64) TensorState {
   std::atomic<uint64_t> ranks_summed;
   std::atomic<uint64_t> sum_epoch;
   std::atomic<uint64_t> text_ticket;  // The ticket of the TextSlot with the reason; 0: none.
-  uint64_t reserved1[3];
+  // By round & 1: a round that has a result in which this rank's contribution is not (LeftOut of
+  // that round); another value says nothing. The rank may come to such a round when the next one is
+  // complete, so what is above may be of that one. (Since minor version 5.)
+  std::atomic<uint64_t> left_out[2];
+  uint64_t reserved1;
 };
+
+// TensorState::left_out of a round that is the sum of `ranks_summed` ranks.
+inline constexpr uint64_t LeftOut(uint64_t round, uint64_t ranks_summed) {
+  return (round << 24) | (ranks_summed & 0xffffff);
+}
+inline constexpr uint64_t LeftOutRound(uint64_t word) { return word >> 24; }
+inline constexpr uint64_t LeftOutRanks(uint64_t word) { return word & 0xffffff; }
 
 // Why a round failed. Slot `ticket % text_slots` belongs to a ticket until a later one takes it. A
 // reader copies the words and then checks the ticket again.
@@ -186,6 +197,7 @@ static_assert(std::is_standard_layout_v<TensorState> && sizeof(TensorState) == 6
 static_assert(offsetof(TensorState, status) == 8 && offsetof(TensorState, goes_on) == 12);
 static_assert(offsetof(TensorState, ranks_summed) == 16);
 static_assert(offsetof(TensorState, sum_epoch) == 24 && offsetof(TensorState, text_ticket) == 32);
+static_assert(offsetof(TensorState, left_out) == 40);
 static_assert(std::is_standard_layout_v<TextSlot> && sizeof(TextSlot) == 1024);
 
 inline constexpr uint64_t kAgentLineOffset = 0x100;

@@ -89,7 +89,7 @@ void Put(Writer& out, const Welcome& welcome) {
 const char* Take(Reader& in, Declare& declare) {
   declare.dtype = static_cast<DType>(in.Take<uint8_t>());
   declare.op = static_cast<Op>(in.Take<uint8_t>());
-  in.Take<uint16_t>();
+  declare.patience_ms = in.Take<uint16_t>();
   declare.root_rank = in.Take<uint32_t>();
   declare.priority = in.Take<int32_t>();
   in.Take<uint32_t>();
@@ -108,7 +108,7 @@ const char* Take(Reader& in, Declare& declare) {
 void Put(Writer& out, const Declare& declare) {
   out.Put(static_cast<uint8_t>(declare.dtype));
   out.Put(static_cast<uint8_t>(declare.op));
-  out.Put(uint16_t{0});
+  out.Put(declare.patience_ms);
   out.Put(declare.root_rank);
   out.Put(declare.priority);
   out.Put(uint32_t{0});

@@ -30,7 +30,7 @@ namespace talweg::shm {
 
 inline constexpr uint32_t kMessageMagic = 0x4d535754;  // "TWSM"
 inline constexpr uint16_t kProtocolMajor = 1;
-inline constexpr uint16_t kProtocolMinor = 11;
+inline constexpr uint16_t kProtocolMinor = 12;
 // Since this version a rank that waits or polls rings (AgentLine::sleeps_until_awaited).
 inline constexpr uint16_t kRingsToAwaitMinor = 1;
 // Since this version a rank knows SummedBy::kRanksInPlace.
@@ -53,6 +53,8 @@ inline constexpr uint16_t kOnePlaceMinor = 10;
 inline constexpr uint16_t kSignsDevicesMinor = 10;
 // Since this version an agent knows encodings.
 inline constexpr uint16_t kEncodingsMinor = 11;
+// Since this version an agent knows rounds that leave late ranks out.
+inline constexpr uint16_t kPatienceMinor = 12;
 inline constexpr size_t kMessageHeaderBytes = 16;
 inline constexpr size_t kBodyBytesMax = 64 * 1024;
 // No message of this version is longer; a buffer of this size takes any that EncodeMessage makes.
@@ -189,6 +191,7 @@ struct Declare {
   Share gives = Share::kUnspecified;
   Share gets = Share::kUnspecified;
   Encoding encoding = Encoding::kPlain;  // Since minor version 11.
+  uint16_t patience_ms = 0;              // Since minor version 12.
   RankList ranks;  // By the job's numbers, ascending, at most kGroupRanksMax; none: all.
 
   static Declare Of(const Collective& collective, std::string_view name) {
@@ -199,13 +202,15 @@ struct Declare {
             .flags = collective.side ? kDeclareSide : 0,
             .gives = collective.gives,
             .gets = collective.gets,
-            .encoding = collective.encoding};
+            .encoding = collective.encoding,
+            .patience_ms = collective.patience_ms};
   }
   Collective collective() const {
     if (gives == Share::kUnspecified && gets == Share::kUnspecified) {
       return Collective::Of(dtype, op, element_count);
     }
-    return {dtype, op, gives, gets, element_count, (flags & kDeclareSide) != 0, encoding};
+    return {dtype,    op,         gives, gets, element_count, (flags & kDeclareSide) != 0,
+            encoding, patience_ms};
   }
   friend bool operator==(const Declare&, const Declare&) = default;
 };

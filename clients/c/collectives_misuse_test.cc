@@ -162,6 +162,15 @@ TEST_CASE("A declaration that makes no collective is refused with the reason") {
     c.encoding = static_cast<talweg_encoding>(257);
     text = "encoding 257";
   }
+  SECTION("Patience, for what is copied") {
+    c.patience_ms = 20;
+    text =
+        "i32 gather cannot leave late ranks out; sums and averages of f32 and f64 to all ranks can";
+  }
+  SECTION("Patience is out of range") {
+    c.patience_ms = 65536;
+    text = "a patience of 65536 ms; it is at most 65535 ms";
+  }
   SECTION("The struct is older") {
     c.struct_bytes = 0;
     text = "struct_bytes is not set";
@@ -207,7 +216,8 @@ TEST_CASE("A declaration that makes no collective is refused with the reason") {
   other = good;
   other.encoding = TALWEG_RUNS;
   CHECK(declare(other) == TALWEG_MISMATCH);
-  other.struct_bytes = offsetof(talweg_collective, reserved);  // A version before 1.6 ends there.
+  other.struct_bytes =
+      offsetof(talweg_collective, patience_ms);  // A version before 1.6 ends there.
   CHECK(declare(other) == TALWEG_OK);
   other = good;
   other.rank_count = 2;

@@ -30,22 +30,6 @@ using talweg::shm::RankStatus;
 
 namespace {
 
-static_assert(TALWEG_EVENTS_LOST + 1 == talweg::shm::kRankStatusCount);
-static_assert(TALWEG_TIMEOUT == static_cast<int>(RankStatus::kTimeout));
-static_assert(TALWEG_MISMATCH == static_cast<int>(RankStatus::kMismatch));
-static_assert(TALWEG_BUSY == static_cast<int>(RankStatus::kBusy));
-static_assert(TALWEG_JOB_FAILED == static_cast<int>(RankStatus::kJobFailed));
-static_assert(TALWEG_AGENT_LOST == static_cast<int>(RankStatus::kAgentLost));
-static_assert(TALWEG_FORKED == static_cast<int>(RankStatus::kForked));
-static_assert(TALWEG_VERSION_MISMATCH == static_cast<int>(RankStatus::kVersionMismatch));
-static_assert(TALWEG_OUT_OF_MEMORY == static_cast<int>(RankStatus::kOutOfMemory));
-static_assert(TALWEG_ABORTED == static_cast<int>(RankStatus::kAborted));
-static_assert(TALWEG_NO_AGENT == static_cast<int>(RankStatus::kNoAgent));
-static_assert(TALWEG_RANK_TAKEN == static_cast<int>(RankStatus::kRankTaken));
-static_assert(TALWEG_CLOSED == static_cast<int>(RankStatus::kClosed));
-static_assert(TALWEG_PENDING == static_cast<int>(RankStatus::kPending));
-static_assert(TALWEG_INTERNAL == static_cast<int>(RankStatus::kInternal));
-static_assert(TALWEG_EVENTS_LOST == static_cast<int>(RankStatus::kEventsLost));
 static_assert(TALWEG_F32 == static_cast<int>(DType::kF32));
 static_assert(TALWEG_BF16 == static_cast<int>(DType::kBF16));
 static_assert(TALWEG_I64 == static_cast<int>(DType::kI64));
@@ -90,17 +74,28 @@ talweg_status ToCollective(const char* name, const talweg_collective& given,
   const unsigned op = NumberIn(given.op);
   const unsigned gives = NumberIn(given.gives);
   const unsigned gets = NumberIn(given.gets);
-  const bool has_side = given.struct_bytes >= offsetof(talweg_collective, reserved);
+  const bool has_side = given.struct_bytes >= offsetof(talweg_collective, patience_ms);
   const unsigned encoding = given.struct_bytes >= sizeof(given) ? NumberIn(given.encoding) : 0;
+  const uint32_t patience_ms = given.struct_bytes >= sizeof(given) ? given.patience_ms : 0;
+  if (patience_ms > 0xffff) {
+    return ToC(last_error.Fail(RankStatus::kInvalidArgument,
+                               "tensor '%s': a patience of %u ms; it is at most 65535 ms", name,
+                               patience_ms));
+  }
   if (dtype > 0xff || op > 0xff || gives > 0xff || gets > 0xff || encoding > 0xff) {
     return ToC(last_error.Fail(
         RankStatus::kInvalidArgument,
         "tensor '%s': dtype %u, operation %u, share %u or %u, or encoding %u does not exist", name,
         dtype, op, gives, gets, encoding));
   }
-  *collective = {static_cast<DType>(dtype),      static_cast<Op>(op), static_cast<Share>(gives),
-                 static_cast<Share>(gets),       given.element_count, has_side && given.side != 0,
-                 static_cast<Encoding>(encoding)};
+  *collective = {static_cast<DType>(dtype),
+                 static_cast<Op>(op),
+                 static_cast<Share>(gives),
+                 static_cast<Share>(gets),
+                 given.element_count,
+                 has_side && given.side != 0,
+                 static_cast<Encoding>(encoding),
+                 static_cast<uint16_t>(patience_ms)};
   return TALWEG_OK;
 }
 

@@ -61,7 +61,7 @@ extern "C" {
 
 /* Version of this header. talweg_version() returns the library's. */
 #define TALWEG_VERSION_MAJOR 1
-#define TALWEG_VERSION_MINOR 6
+#define TALWEG_VERSION_MINOR 7
 
 typedef struct talweg_client talweg_client;
 /* A declared tensor of one client. */
@@ -419,7 +419,7 @@ typedef struct talweg_collective {
    * be pushed while another thread is in talweg_end_step. It must have a group, and be an
    * all_reduce or a broadcast. (Since version 1.3.) */
   uint32_t side;
-  uint32_t reserved;        /* 0. (This and the next since version 1.6.) */
+  uint32_t patience_ms;     /* See talweg_exchange.h. (Since version 1.7; 0 in version 1.6.) */
   talweg_encoding encoding; /* Equal at all ranks. Needs host memory, and an agent of 1.6. */
 } talweg_collective;
 

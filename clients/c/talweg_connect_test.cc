@@ -165,7 +165,7 @@ TEST_CASE("An agent of another major version is refused, and the error names bot
                           Encoded({.body = shm::Welcome{.major = 7, .minor = 3}}), false);
   const TestClient client(directory.Path("agent.sock"), 0);
   CHECK(client.status() == TALWEG_VERSION_MISMATCH);
-  CHECK_THAT(client.error(), Contains("1.11") && Contains("7.3"));
+  CHECK_THAT(client.error(), Contains("1.12") && Contains("7.3"));
 }
 
 TEST_CASE("A client notices that it has not reached an agent") {

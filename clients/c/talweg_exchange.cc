@@ -181,3 +181,7 @@ talweg_status talweg_finish_exchange(talweg_client* client, talweg_tensor tensor
   *alike = 1;
   return TALWEG_OK;
 }
+
+uint64_t talweg_left_out_count(talweg_client* client, talweg_tensor tensor) {
+  return client == nullptr ? 0 : FromC(client)->LeftOutCount(tensor);
+}

@@ -68,6 +68,17 @@ TALWEG_API talweg_status talweg_exchange(talweg_client* client, talweg_tensor te
 TALWEG_API talweg_status talweg_finish_exchange(talweg_client* client, talweg_tensor tensor,
                                                 const talweg_exchange_call* call, int* alike);
 
+/* talweg_collective.patience_ms, if it is not 0: once half of the ranks that a round waits for are
+ * there, the others have so many milliseconds to come, at most 65535. Then the round goes on
+ * without those that are late, and an average still divides by all ranks. What a rank has pushed to
+ * such a round is added to what it pushes next. It is for sums and averages of f32 and f64 to all
+ * ranks, in host memory, pushed from the caller's own memory, and equal at all ranks. Needs an
+ * agent of 1.7.
+ *
+ * Returns how many of the tensor's rounds went on without this rank, of those that it has taken.
+ * (Since version 1.7.) */
+TALWEG_API uint64_t talweg_left_out_count(talweg_client* client, talweg_tensor tensor);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

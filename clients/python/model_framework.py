@@ -43,7 +43,13 @@ def said(names: Iterable[str]) -> list[str]:
 class Framework(Adapter):
     """A model of numbers at one of two ranks; tests say what the other rank does."""
 
-    def __init__(self, names: Iterable[str] = "abc", passes: int = 1, name: str = "x") -> None:
+    def __init__(
+        self,
+        names: Iterable[str] = "abc",
+        passes: int = 1,
+        name: str = "x",
+        leaves_out: bool = False,
+    ) -> None:
         self.log: list[str] = []
         self.gradients: dict[int, Gradient | None] = {}
         self.dtypes: dict[int, Hashable] = {}
@@ -61,7 +67,7 @@ class Framework(Adapter):
         self.others_names: Sequence[str] | None = None  # The rank's own.
         self.others_say_names = True
         self.failures: dict[str, BaseException] = {}  # "push x" or "take x" fails, once.
-        self.exchange = GradientExchange(self, name, passes)
+        self.exchange = GradientExchange(self, name, passes, leaves_out)
         self.add(names)
 
     def add(self, names: Iterable[str], nbytes: int = 4) -> list[int | None]:

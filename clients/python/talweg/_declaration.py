@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -152,6 +152,17 @@ def shapes_signature(shapes: Sequence[Sequence[int]]) -> int:
     return _SHAPE_DIGEST | int.from_bytes(hashlib.sha256(words).digest()[:7], "little")
 
 
+def milliseconds_of(patience: float | None) -> int:
+    """Returns a patience in whole milliseconds; 0 for None."""
+    if patience is None:
+        return 0
+    if not 0.001 <= patience <= 65:
+        raise InvalidArgument(
+            f"patience is {patience!r} s; it must be from 0.001 to 65, or None to wait for all ranks"
+        )
+    return round(patience * 1000)
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What all ranks must agree on for a tensor's name."""
@@ -162,6 +173,8 @@ class Declaration:
     root_rank: int
     ranks: tuple[int, ...] = ()  # A set's; none: all ranks of the job.
     shape: tuple[int, ...] | None = None  # None: only the count must be alike.
+    # How long rounds wait for late ranks; then they go on without them. 0: as long as it takes.
+    patience_ms: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -194,10 +207,14 @@ class Declaration:
         # libs/base/collective.h: SignatureOf().
         return self.dtype << 56 | self.op << 48 | gives << 44 | gets << 40 | self.count & _COUNT_MAX
 
+    def is_for(self, call: Declaration) -> bool:
+        """Whether a call that gives `call` is a round of this tensor. Calls do not say patience."""
+        return self == replace(call, patience_ms=self.patience_ms)
+
     @property
     def is_plain(self) -> bool:
         """Whether wire() says all of it."""
-        return self.count > 0 and not self.ranks
+        return self.count > 0 and not self.ranks and not self.patience_ms
 
     def shares(self) -> tuple[int, int]:
         """What each rank gives and gets, with the numbers of talweg.h: the root's, or the whole."""
@@ -217,6 +234,7 @@ class Declaration:
             and self.op is op
             and self.root_rank == root_rank
             and not self.ranks
+            and not self.patience_ms
             and self.shape == shape
         )
 
@@ -227,13 +245,18 @@ class Declaration:
     def text(self) -> str:
         """It without the ranks of its set, in few words; no other declaration has the same."""
         length = f" x {self.count}" if self.shape is None else list(self.shape)
-        return f"{self.dtype.name.lower()}{length} {self.op.name.lower()} {self.root_rank}"
+        patience = f" within {self.patience_ms} ms" if self.patience_ms else ""
+        return (
+            f"{self.dtype.name.lower()}{length} {self.op.name.lower()} {self.root_rank}{patience}"
+        )
 
     def __str__(self) -> str:
         lengths = (self.count,) if self.shape is None else self.shape
         text = f"{self.dtype.name.lower()}{list(lengths)} {self.op.name.lower()}"
         if self.op is Op.BROADCAST:
             text += f" from rank {self.root_rank}"
+        if self.patience_ms:
+            text += f" that waits {self.patience_ms} ms for late ranks"
         if self.ranks:
             text += f" of ranks {', '.join(str(rank) for rank in self.ranks)}"
         return text

@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike
 
 from talweg import _client
 from talweg._collectives.process_sets import Group, ProcessSet
-from talweg._declaration import Declaration, DType, Op, numpy_dtype, op_of
+from talweg._declaration import Declaration, DType, Op, milliseconds_of, numpy_dtype, op_of
 from talweg._library.native_arguments import check_name_and_priority, whole
 from talweg.errors import InvalidArgument
 
@@ -21,6 +21,7 @@ def declare(
     root_rank: int = 0,
     priority: int = 0,
     process_set: ProcessSet | None = None,
+    patience: float | None = None,
 ) -> None:
     """Agrees on a tensor before its first round, which then starts sooner. Optional.
 
@@ -28,6 +29,9 @@ def declare(
     their shape. Each `process_set` has its own tensor of a name, which its ranks declare. Raises
     Mismatch, which names both ranks, if another rank has declared the name differently. Then the
     first call of the name raises Mismatch at every rank, and after it the name is usable again.
+
+    `patience`, in seconds, lets rounds of a sum or an average of f32 or f64 go on without late
+    ranks (docs/collectives.md, "Late ranks").
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     count, root_rank = whole("count", count), whole("root_rank", root_rank)
@@ -35,7 +39,9 @@ def declare(
     group = Group(client, process_set, "declare")
     if group.listed and operation is Op.BROADCAST:
         group.require_root(root_rank, "declare")
-    declaration = Declaration(wire_dtype, count, operation, root_rank, group.listed)
+    declaration = Declaration(
+        wire_dtype, count, operation, root_rank, group.listed, patience_ms=milliseconds_of(patience)
+    )
     check_name_and_priority(name, priority)
     wire_name = name + group.suffix
     if not client.tensors.is_free(wire_name):

@@ -111,14 +111,14 @@ class Tensors:
         """
         with self._lock:
             known = self._tensors.get(name)
-        if known is None or known.declaration == declaration:
+        if known is None or known.declaration.is_for(declaration):
             return None
         return known if known.on_host and known.buffer is None else None
 
     def _known(self, name: str, declaration: Declaration) -> Declared | None:
         with self._lock:
             known = self._tensors.get(name)
-        if known is not None and known.declaration != declaration:
+        if known is not None and not known.declaration.is_for(declaration):
             raise InvalidArgument(
                 f"tensor '{name}' was declared as {known.declaration} and is now used "
                 f"as {declaration}: give the second use a name of its own"
@@ -130,7 +130,9 @@ class Tensors:
         with self._lock:
             known = self._tensors.get(name)
             if known is not None and name in self._shapeless:
-                if replace(declaration, shape=None) == known.declaration:
+                if known.declaration.is_for(replace(declaration, shape=None)):
+                    patience_ms = known.declaration.patience_ms
+                    declaration = replace(declaration, patience_ms=patience_ms)
                     self._tensors[name] = replace(known, declaration=declaration)
                     self._shapeless.discard(name)
 
@@ -281,6 +283,7 @@ class Tensors:
                 each.ranks,
                 each.count,
                 priority,
+                patience_ms=each.patience_ms,
             )
             for name, each, priority in declarations
         ]

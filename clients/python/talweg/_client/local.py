@@ -77,6 +77,9 @@ class LocalConnection(native.Connection):
     def ranks_summed(self, tensor: int) -> int:
         return 1
 
+    def left_out_count(self, tensor: int) -> int:
+        return 0
+
     def steps_ended(self) -> int:
         return 0
 
@@ -112,6 +115,7 @@ class LocalConnection(native.Connection):
         priority: int = 0,
         side: bool = False,
         encoding: int = 0,
+        patience_ms: int = 0,
     ) -> int:
         self.check_health()
         return self._declare_one(name, dtype, op, root_rank, element_count, priority)

@@ -101,10 +101,10 @@ def start(
     if client.left:
         client.left.take_if_over(wire_name)
     known = client.tensors.declared_on_host(wire_name)
-    if known is not None and known.declaration != brought.declaration:
+    if known is not None and not known.declaration.is_for(brought.declaration):
         client.tensors.adopt_shape(wire_name, brought.declaration)
         known = client.tensors.declared_on_host(wire_name)
-    if known is not None and known.declaration == brought.declaration:
+    if known is not None and known.declaration.is_for(brought.declaration):
         return _push_declared(client, known, brought)
     mismatch = client.tensors.disagreed(wire_name)
     if mismatch is not None:

@@ -63,10 +63,15 @@ class GradientExchange:
     TRANSITIONS (states.py) says what may follow what. One thread at a time.
     """
 
-    def __init__(self, adapter: Adapter, name: str, passes: int = 1) -> None:
+    def __init__(
+        self, adapter: Adapter, name: str, passes: int = 1, leaves_out: bool = False
+    ) -> None:
         self.name = name
         self.steps = 0  # The steps that the optimizer has taken.
         self._adapter = adapter
+        # A round may go on without late ranks. The marks would wait for them. So they are exchanged
+        # until the names are known to be alike, and after that every active parameter counts.
+        self._leaves_out = leaves_out
         self._state = State.COLLECTING
         self.set_passes(passes)
         self._passes_ended = 0  # The passes that have ended in this step.
@@ -96,6 +101,11 @@ class GradientExchange:
     def has_left_open(self) -> bool:
         """Whether no pass runs, and begin() has still to complete the open rounds."""
         return self._state in LEFT_OPEN
+
+    @property
+    def tensors(self) -> Collection[Tensor]:
+        """The tensors whose rounds average the parameters' gradients, once they are declared."""
+        return self._tensors.values()
 
     @property
     def active(self) -> Collection[int]:
@@ -248,6 +258,14 @@ class GradientExchange:
         for index in self._active:
             if index not in self._pushed:
                 self._push(index)
+        if self._leaves_out and self._names_are_alike:
+            self._rounds = self._without_marks()
+        else:
+            self._rounds = self._with_marks(has_batch)
+        self._touched, self._pushed, self._passes_ended = set(), {}, 0
+        self._move(Event.ALL_PUSHED)
+
+    def _with_marks(self, has_batch: bool) -> _Rounds:
         # One byte for each parameter, and a last byte for the rank itself.
         marks = bytearray(len(self._parameters) + 1)
         for index in self._touched:
@@ -256,9 +274,15 @@ class GradientExchange:
         marks += self._names_digest
         name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
         ticket = self._adapter.start_marks(name, marks, _MARKS_PRIORITY)
-        self._rounds = _Rounds(self._touched, self._pushed, marks, ticket)
-        self._touched, self._pushed, self._passes_ended = set(), {}, 0
-        self._move(Event.ALL_PUSHED)
+        return _Rounds(self._touched, self._pushed, marks, ticket)
+
+    def _without_marks(self) -> _Rounds:
+        marks = bytearray(len(self._parameters) + 1 + 2 * _DIGEST_BYTES)
+        for index in self._active:
+            marks[index] = 1
+        rounds = _Rounds(set(self._active), self._pushed, marks, None)
+        rounds.marks_are_there = True
+        return rounds
 
     # What comes.
 
@@ -398,6 +422,11 @@ class GradientExchange:
 
         Steps are counted from `first_step` on: the value of `steps` before the loop.
         """
+        if self._leaves_out:
+            raise InvalidArgument(
+                "join() needs every rank in each round, and patience lets rounds go on without late "
+                "ranks: leave out patience=, or give every rank the same number of batches"
+            )
         while self.shadow():
             pass
         steps = self._adapter.gather(self.steps - first_step, f"{self.name}.join")

@@ -382,6 +382,7 @@ class Connection(ExchangeCalls, GpuCalls):
         priority: int = 0,
         side: bool = False,
         encoding: int = 0,
+        patience_ms: int = 0,
     ) -> int:
         """`shares`: what each rank gives and gets. `ranks`: the group; empty for all ranks."""
         if not side:
@@ -396,7 +397,7 @@ class Connection(ExchangeCalls, GpuCalls):
             (_u32 * len(ranks))(*ranks),
             within("count", element_count, 0, 2**64 - 1),
             side,
-            0,
+            within("patience_ms", patience_ms, 0, 2**16 - 1),
             encoding,
         )
         if not side and (ranks or shares != (_WHOLE, _WHOLE)):

@@ -21,6 +21,7 @@ WAIT_SLICE_NS = 200_000_000
 
 # name: (result, arguments), as in talweg_exchange.h.
 PROTOTYPES = {
+    "talweg_left_out_count": (_u64, [_client_p, _u32]),
     "talweg_parts_held": (_u32, [_client_p, _u32]),
     "talweg_push_places": (
         ctypes.c_int,
@@ -67,6 +68,10 @@ class ExchangeCalls:
     _check_pushes: Callable[[], None]
     _in_slices: Callable[..., None]
     _until: Callable[[Callable[[int], int], float | None], bool]
+
+    def left_out_count(self, tensor: int) -> int:
+        """Returns how many of the tensor's rounds went on without this rank."""
+        return int(self._library.talweg_left_out_count(self._handle, tensor))
 
     def parts_held(self, tensor: int) -> int:
         """Returns how many parts the contribution has room for."""

@@ -46,7 +46,7 @@ class Collective(ctypes.Structure):
         ("ranks", ctypes.POINTER(ctypes.c_uint32)),
         ("element_count", ctypes.c_uint64),
         ("side", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("patience_ms", ctypes.c_uint32),
         ("encoding", ctypes.c_int),
     ]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,18 +17,21 @@ from torch.utils.hooks import RemovableHandle
 from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives.process_sets import ProcessSet
-from talweg._declaration import Op
+from talweg._declaration import Declaration, Op
 from talweg._exchange.adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
 from talweg._exchange.exchange import GradientExchange
-from talweg.errors import Busy, InvalidArgument
+from talweg.errors import Busy, InvalidArgument, Unsupported
 from talweg.torch import _cuda
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
+from talweg.torch._patient import start_patient
 from talweg.torch._tensors import declaration_of, finish
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 # The attribute that marks a gradient as no longer new. It holds the gradient's count of changes.
 _SEEN = "_talweg_seen"
+# What late ranks give is added to their next contribution, without rounding to 16 bits.
+_PATIENT_DTYPES = (torch.float32, torch.float64)
 _TEXTS = {
     Refusal.CAME_AGAIN: (
         "the gradient of '{name}' has left and has come again: an earlier backward() has ended "
@@ -77,9 +81,11 @@ class GradientAverager(ClientAdapter):
         name: str,
         waits: bool = True,
         process_set: ProcessSet | None = None,
+        patience_ms: int = 0,
     ) -> None:
         super().__init__(_client.current(), process_set)
-        self.exchange = GradientExchange(self, name, passes)
+        self.exchange = GradientExchange(self, name, passes, leaves_out=patience_ms > 0)
+        self._patience_ms = patience_ms
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
@@ -182,6 +188,11 @@ class GradientAverager(ClientAdapter):
         together: dict[tuple[torch.device, bool], list[Tensor]] = {}
         for tensor in tensors:
             parameter = self.parameters[tensor.index]
+            if self._patience_ms:
+                self.client.tensors.declare(
+                    tensor.name, self._patient_declaration(tensor.index), tensor.priority
+                )
+                continue
             kind = (parameter.device, is_worth_it(parameter))
             together.setdefault(kind, []).append(tensor)
         for (_, in_place), alike in together.items():
@@ -191,6 +202,22 @@ class GradientAverager(ClientAdapter):
                 for tensor, parameter in zip(alike, parameters)
             ]
             _cuda.declare_all(self.client, parameters, declarations, in_place)
+
+    def _patient_declaration(self, index: int) -> Declaration:
+        parameter = self.parameters[index]
+        if not parameter.device.type == "cpu" or parameter.dtype not in _PATIENT_DTYPES:
+            raise Unsupported(
+                f"patience: the gradient of '{self.exchange.name_of(index)}' is {parameter.dtype} on "
+                f"{parameter.device}; it is for float32 and float64 in host memory: leave out "
+                "patience=, or keep the parameters there"
+            )
+        return replace(declaration_of(parameter, Op.AVERAGE), patience_ms=self._patience_ms)
+
+    def left_out_count(self) -> int:
+        """Returns how many steps went on without some gradient of this rank."""
+        known = [self.client.tensors.known(tensor.name) for tensor in self.exchange.tensors]
+        connection = self.client.connection
+        return max((connection.left_out_count(each.tensor) for each in known if each), default=0)
 
     def dtype_of(self, index: int) -> torch.dtype:
         return self.parameters[index].dtype
@@ -222,6 +249,10 @@ class GradientAverager(ClientAdapter):
 
     def start_round(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         """Starts a parameter's round; its result takes the gradient's place."""
+        if self._patience_ms:
+            return start_patient(
+                self.client, gradient, tensor, self._patient_declaration(tensor.index)
+            )
         return start_average(self.client, gradient, tensor.name, tensor.priority)
 
     def finish(self, ticket: Pushed) -> Any:

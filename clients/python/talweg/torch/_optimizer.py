@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from talweg._declaration import milliseconds_of
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
 from talweg.torch._forward_overlap import ForwardOverlap
@@ -65,6 +66,10 @@ class _DistributedMethods:
         self._talweg.exchange.activate()
         super().zero_grad(set_to_none)  # type: ignore[misc]
         self._talweg.exchange.on_zero_grad()
+
+    def left_out_count(self) -> int:
+        """Returns how many steps went on without a gradient of this rank; see `patience`."""
+        return self._talweg.left_out_count()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes (at least 1) accumulate before gradients are averaged."""
@@ -200,6 +205,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     name: str = "optimizer",
     overlap_forward: torch.nn.Module | None = None,
+    patience: float | None = None,
 ) -> OptimizerT:
     """Makes `optimizer` average its gradients over all ranks; returns the same object.
 
@@ -232,11 +238,20 @@ def DistributedOptimizer(
     code reads gradients (clipping, GradScaler), call synchronize(), which waits. Before code other
     than the model's forward and state_dict() reads weights, call synchronize_parameters(). After
     step() gradients are gone, as after zero_grad().
+
+    `patience`, in seconds, from 0.001 to 65, lets steps go on without late ranks
+    (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient, the others have so
+    long to come. Then the average is made without the ranks that are late, and divides by all
+    ranks. What a late rank gave is added to its gradient of the next step. left_out_count() says
+    how often that was so.
     """
     named = name_parameters(optimizer, named_parameters)
+    patience_ms = milliseconds_of(patience)
     return distribute(
         optimizer,
-        lambda waits: GradientAverager(named, backward_passes_per_step, name, waits),
+        lambda waits: GradientAverager(
+            named, backward_passes_per_step, name, waits, patience_ms=patience_ms
+        ),
         overlap_forward,
     )
 

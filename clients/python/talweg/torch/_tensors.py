@@ -16,7 +16,7 @@ from talweg._client.left_rounds import finish_call
 from talweg._collectives import queued, rounds
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
-from talweg._declaration import Declaration, DType, Op, op_of
+from talweg._declaration import Declaration, DType, Op, milliseconds_of, op_of
 from talweg._library.native_arguments import check_name_and_priority
 from talweg.errors import Busy, InvalidArgument, Unsupported
 from talweg.torch import _cuda
@@ -279,12 +279,16 @@ def declare(
     root_rank: int = 0,
     priority: int = 0,
     process_set: ProcessSet | None = None,
+    patience: float | None = None,
 ) -> None:
     """Agrees on a tensor like `tensor` before its first round, which then starts sooner.
 
     A call is optional. Each `process_set` has its own tensor of a name, which its ranks declare.
     Raises Mismatch, which names both ranks, if another rank has declared the name differently. Then
     the first call of the name raises Mismatch at every rank, and after it the name is usable again.
+
+    `patience`, in seconds, lets rounds of a sum or an average of float32 or float64 in host memory
+    go on without late ranks (docs/collectives.md, "Late ranks").
     """
     client, op = _client.current(), op_of(op)
     require_tensor(tensor)
@@ -292,6 +296,7 @@ def declare(
     if group.listed and op is Op.BROADCAST:
         group.require_root(root_rank, "declare")
     declaration = declaration_of(tensor, op, root_rank, says_shape=True)
+    declaration = replace(declaration, patience_ms=milliseconds_of(patience))
     gpus = None if group.listed else _cuda.gpus_of(client, tensor)
     if gpus is not None:
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)

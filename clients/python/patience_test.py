@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange of gradients whose rounds go on without late ranks, and what patience may be."""
+
+from __future__ import annotations
+
+import unittest
+
+from model_framework import Framework
+from talweg._declaration import Declaration, DType, Op, milliseconds_of
+from talweg.errors import InvalidArgument
+
+
+class PatienceTest(unittest.TestCase):
+    def test_marks_wait_for_late_ranks_in_the_first_step_alone(self) -> None:
+        it = Framework("ab", leaves_out=True)
+        it.others = {"x.gradient.a": 3.0, "x.gradient.b": 5.0}
+        it.others_marks = {0: 1}
+        for _ in range(3):
+            it.backward(0)
+            it.exchange.synchronize()
+            it.exchange.on_step()
+            it.zero_grad()
+        self.assertEqual(it.rounds["x.used"], 1)
+        self.assertEqual(it.rounds["x.gradient.b"], 3)
+
+    def test_every_parameter_counts(self) -> None:
+        it = Framework("ab", leaves_out=True)
+        it.others = {"x.gradient.a": 3.0}
+        it.backward(0)
+        it.exchange.synchronize()
+        self.assertEqual(it.values(), [2.0, None])  # As the marks say.
+        it.exchange.on_step()
+        it.zero_grad()
+        it.backward(0)
+        it.exchange.synchronize()
+        self.assertEqual(it.values(), [2.0, 0.0])
+
+    def test_parameters_that_are_added_are_compared(self) -> None:
+        it = Framework("a", leaves_out=True)
+        it.backward(0)
+        it.exchange.synchronize()
+        it.exchange.on_step()
+        it.add("b")
+        it.zero_grad()
+        it.backward(0, 1)
+        it.exchange.synchronize()
+        self.assertEqual((it.rounds["x.used"], it.rounds["x.used.1"]), (1, 1))
+
+    def test_nobody_joins(self) -> None:
+        with self.assertRaisesRegex(InvalidArgument, "leave out patience="):
+            Framework("a", leaves_out=True).exchange.join(0)
+
+
+class DeclarationTest(unittest.TestCase):
+    def test_what_patience_may_be(self) -> None:
+        self.assertEqual(
+            [milliseconds_of(each) for each in (None, 0.001, 0.0204, 65)], [0, 1, 20, 65000]
+        )
+        for patience in (0, -1.0, 0.0009, 66, float("nan")):
+            with self.assertRaisesRegex(InvalidArgument, "from 0.001 to 65"):
+                milliseconds_of(patience)
+
+    def test_calls_do_not_say_it(self) -> None:
+        patient = Declaration(DType.F32, 3, Op.SUM, 0, patience_ms=20)
+        self.assertTrue(patient.is_for(Declaration(DType.F32, 3, Op.SUM, 0)))
+        self.assertFalse(patient.is_for(Declaration(DType.F32, 4, Op.SUM, 0)))
+        self.assertFalse(patient.is_plain)
+        self.assertIn("waits 20 ms for late ranks", str(patient))
+
+
+if __name__ == "__main__":
+    unittest.main()

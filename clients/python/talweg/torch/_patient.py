@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of gradients that go on without late ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from talweg._client import Client, Handle
+from talweg._declaration import Declaration
+from talweg._exchange.adapter import Tensor
+
+
+def start_patient(
+    client: Client, gradient: torch.Tensor, tensor: Tensor, declaration: Declaration
+) -> Handle:
+    """Starts the average of a gradient in host memory; the average replaces its values.
+
+    If the round goes on without this rank, the library adds these values to the next ones.
+    """
+    client.check_push(declaration)
+    declared = client.tensors.declare(tensor.name, declaration, tensor.priority)
+    whole = gradient.contiguous()
+
+    def put_back() -> None:
+        if whole is not gradient:
+            gradient.copy_(whole)
+
+    address = whole.data_ptr()
+    return client.push_declared(
+        declared, address, address, tensor.priority, gradient, whole, finish=put_back
+    )

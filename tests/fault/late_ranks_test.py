@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests rounds that go on without late ranks, with real daemons that are killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import unittest
+
+from cluster import Cluster, Job, Rank
+
+_STEPS = 60
+
+
+def _steps_of(rank: Rank) -> list[tuple[int, list[int]]]:
+    """The rank's next steps, each with the contributions of every rank that it has got by then."""
+    steps = []
+    for _ in range(_STEPS):
+        found = re.search(r"step ([0-9]+) of .* has got (.*)", rank.wait_for(" has got "))
+        assert found is not None
+        steps.append((int(found[1]), json.loads(found[2])))
+    return steps
+
+
+class PatienceTest(unittest.TestCase):
+    def test_late_ranks_are_left_out_and_nothing_is_lost(self) -> None:
+        """On several nodes, of which one has a late rank among others, and on one node alone."""
+        for nodes in ((1, 1, 2), (2, 1), (3,)):
+            with self.subTest(nodes=nodes), Cluster() as cluster:
+                job = Job(cluster, nodes=nodes, program="patient.py")
+                late = sum(nodes) - 1
+                steps = _steps_of(job.ranks[0][0])
+                self.assertTrue(any(got[late] < step for step, got in steps), steps)
+                # What it gave late has come with what it gave next.
+                self.assertTrue(any(got[late] == step for step, got in steps), steps)
+                self.assertTrue(all(max(got) <= step for step, got in steps), steps)
+                for rank in job.all_ranks():
+                    rank.wait_for("all alike")
+
+    def test_losses(self) -> None:
+        for policy in ("an aggregator", "an agent"):
+            with self.subTest(policy), Cluster() as cluster:
+                job = Job(
+                    cluster,
+                    nodes=(1, 1, 2),
+                    aggregators=3,
+                    program="patient.py",
+                    agent_options=["--loss_policy=continue"],
+                    options_of_agent=lambda _: ["--min_members=1"],
+                )
+                killed = job.aggregators[0] if policy == "an aggregator" else job.agents[1]
+                killed.kill()
+                survivors = [*job.ranks[0], *job.ranks[2]]
+                for rank in survivors:
+                    rank.goes_on()
+                for rank in survivors:
+                    rank.wait_for("all alike")
+
+
+if __name__ == "__main__":
+    unittest.main()

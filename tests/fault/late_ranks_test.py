@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import unittest
 
-from cluster import Cluster, Job, Rank
+from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
 
 _STEPS = 60
 
@@ -36,6 +38,16 @@ class PatienceTest(unittest.TestCase):
                 self.assertTrue(all(max(got) <= step for step, got in steps), steps)
                 for rank in job.all_ranks():
                     rank.wait_for("all alike")
+
+    def test_the_example_measures(self) -> None:
+        program = [str(RUNFILES / "examples" / "patience.py"), "--turns=1", "--steps=5"]
+        line = [str(TOOL), "run", "--nodes=2", "--", sys.executable, "-P", *program]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        strict, patient, least = done.stdout.splitlines()
+        self.assertRegex(strict, "waiting for all: .* ms a step")
+        self.assertRegex(patient, "with patience: .* ms a step")
+        self.assertRegex(least, "the least: .* ms")
 
     def test_losses(self) -> None:
         for policy in ("an aggregator", "an agent"):

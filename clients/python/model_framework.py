@@ -63,6 +63,7 @@ class Framework(Adapter):
         self.others_marks: dict[int, int] = {}  # -1: the rank's own.
         self.late: set[str] = set()  # Tensors whose averages are not there yet.
         self.in_order = False
+        self.comes_late = False  # The other rank has made steps before.
         self.others_steps = 0
         self.others_names: Sequence[str] | None = None  # The rank's own.
         self.others_say_names = True
@@ -129,6 +130,9 @@ class Framework(Adapter):
 
     def comes_in_order(self) -> bool:
         return self.in_order
+
+    def began_apart(self) -> bool:
+        return self.comes_late
 
     def gather(self, number: int, name: str) -> list[int]:
         self.log.append(f"gather {name}={number}")

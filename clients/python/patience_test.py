@@ -46,6 +46,14 @@ class PatienceTest(unittest.TestCase):
         it.exchange.synchronize()
         self.assertEqual((it.rounds["x.used"], it.rounds["x.used.1"]), (1, 1))
 
+    def test_a_joiner_makes_no_marks(self) -> None:
+        """The others have made theirs, and would not take part in others."""
+        it = Framework("a", leaves_out=True)
+        it.comes_late = True
+        it.backward(0)
+        it.exchange.synchronize()
+        self.assertEqual((it.rounds["x.used"], it.rounds["x.gradient.a"]), (0, 1))
+
     def test_nobody_joins(self) -> None:
         with self.assertRaisesRegex(InvalidArgument, "leave out patience="):
             Framework("a", leaves_out=True).exchange.join(0)

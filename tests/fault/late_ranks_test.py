@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unittest
 
+from catching_up import Job as CatchingUp
 from cluster import DEADLINE_S, RUNFILES, TOOL, Cluster, Job, Rank
 
 _STEPS = 60
@@ -48,6 +49,33 @@ class PatienceTest(unittest.TestCase):
         self.assertRegex(strict, "waiting for all: .* ms a step")
         self.assertRegex(patient, "with patience: .* ms a step")
         self.assertRegex(least, "the least: .* ms")
+
+    def test_an_optimizer_while_nodes_come_and_go(self) -> None:
+        with Cluster(with_torch=True) as cluster:
+            job = CatchingUp(cluster, [], program="patient_elastic.py")
+            for node in (2, 3):
+                job.add(node).wait_for("begins ")
+                for rank in job.ranks:
+                    rank.wait_for(f"of {node + 1} ranks")
+            job.ranks[1].goes_on()
+            job.agents[2].kill()
+            left = [job.ranks[place] for place in (0, 1, 3)]
+            for rank in left:
+                rank.wait_for("of 3 ranks")
+            for rank in left:
+                rank.goes_on()
+            job.end(self, [0, 1, 3])
+            weights: dict[str, set[str]] = {}
+            late = 0
+            for rank in left:
+                for line in rank.seen:
+                    found = re.match(r"step (\d+) of .* has (\w+), (\d+)", line)
+                    if found is not None:
+                        weights.setdefault(found[1], set()).add(found[2])
+                        late = max(late, int(found[3]))
+            self.assertGreater(len(weights), 20)
+            self.assertEqual({len(each) for each in weights.values()}, {1})
+            self.assertGreater(late, 0, "nobody was left out")
 
     def test_losses(self) -> None:
         for policy in ("an aggregator", "an agent"):

@@ -103,6 +103,10 @@ class Adapter(Protocol):
     def priority_of(self, index: int) -> int:
         """Returns the priority of the parameter's rounds. Larger ones overtake others."""
 
+    def began_apart(self) -> bool:
+        """Whether some ranks have come to a running job. These have got the others' state."""
+        return False
+
     # Parameters and their gradients.
 
     def put(self, index: int, average: Any) -> None:

@@ -70,7 +70,8 @@ class GradientExchange:
         self.steps = 0  # The steps that the optimizer has taken.
         self._adapter = adapter
         # A round may go on without late ranks. The marks would wait for them. So they are exchanged
-        # until the names are known to be alike, and after that every active parameter counts.
+        # until the names are known to be alike, and after that every active parameter counts. A
+        # joiner comes when the others exchange none any more.
         self._leaves_out = leaves_out
         self._state = State.COLLECTING
         self.set_passes(passes)
@@ -258,7 +259,7 @@ class GradientExchange:
         for index in self._active:
             if index not in self._pushed:
                 self._push(index)
-        if self._leaves_out and self._names_are_alike:
+        if self._leaves_out and (self._names_are_alike or self._adapter.began_apart()):
             self._rounds = self._without_marks()
         else:
             self._rounds = self._with_marks(has_batch)

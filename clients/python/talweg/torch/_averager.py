@@ -18,6 +18,7 @@ from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Declaration, Op
+from talweg._elastic.membership import membership_of
 from talweg._exchange.adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
 from talweg._exchange.exchange import GradientExchange
 from talweg.errors import Busy, InvalidArgument, Unsupported
@@ -218,6 +219,9 @@ class GradientAverager(ClientAdapter):
         known = [self.client.tensors.known(tensor.name) for tensor in self.exchange.tensors]
         connection = self.client.connection
         return max((connection.left_out_count(each.tensor) for each in known if each), default=0)
+
+    def began_apart(self) -> bool:
+        return membership_of(self.client).began_apart
 
     def dtype_of(self, index: int) -> torch.dtype:
         return self.parameters[index].dtype

@@ -107,11 +107,36 @@ TEST_CASE("AgentCore: a rank is at most one round behind", "[pipeline]") {
   CHECK(told[0].round == Round{1});
   CHECK(told[0].left_out == std::vector{false, true});
   // From now on it may be left out of the next.
+  CHECK(f.Of<ReduceSlice>(f.Flush()).empty());
   CHECK(f.Of<ReduceSlice>(f.Tick()).empty());
   const auto reductions = f.Of<ReduceSlice>(f.AfterPatience());
   REQUIRE(reductions.size() == 1);
   CHECK(reductions[0].target.round == Round{2});
   CHECK(f.Of<FailRank>(f.Push(1, 0, 1)).size() == 1);  // Once is enough.
+}
+
+TEST_CASE("AgentCore: a rank that has not been told of the tensor is not left out", "[pipeline]") {
+  Fixture f;
+  f.Start(MakeView(1, {2, 2}, 1));
+  TensorSpec spec = Spec("w", 1024);
+  spec.collective.patience_ms = 20;
+  f.Declare(0, spec);
+  f.AgreeTo(f.Allocated(0));
+  f.Push(0, 0, 1);
+  f.Hurry(1);
+  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).empty());
+  // It would begin with round 2 otherwise, as its first.
+  const auto told = f.Of<DeclareReply>(f.Declare(1, spec));
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].held == Round{0});
+  // From now on it has the patience.
+  f.Flush();
+  f.now_ns += kPatienceNs - 1;
+  CHECK(f.Of<ReduceSlice>(f.Tick()).empty());
+  CHECK(f.Of<ReduceSlice>(f.Flush()).empty());
+  const auto reductions = f.Of<ReduceSlice>(f.AfterPatience());
+  REQUIRE(reductions.size() == 1);
+  CHECK(reductions[0].inputs == std::vector{LocalRank{0}});
 }
 
 TEST_CASE("AgentCore: an owner's word of the next round waits until the open one is over",

@@ -83,10 +83,15 @@ void AgentTensor::ResetSlices() {
   }
 }
 
+bool AgentTensor::announced() const {
+  return std::find(told.begin(), told.end(), true) != told.end();
+}
+
 bool AgentTensor::MayLeaveOutMissing() const {
   for (size_t i = 0; i < pushed.size(); ++i) {
     if (Owes(LocalRank{static_cast<uint32_t>(i)})) return false;
-    if (!needed.empty() && needed[i] && !pushed[i]) return false;
+    if (pushed[i] || !in_group[i]) continue;
+    if (!told[i] || (!needed.empty() && needed[i])) return false;
   }
   return true;
 }
@@ -136,6 +141,7 @@ void AgentTensor::CheckInvariants() const {
   const bool all_pushed = resolved && in_group_count > 0 && pushed_count == in_group_count;
   TALWEG_CHECK(contributed == (all_pushed || !left_out.empty()));
   TALWEG_CHECK(left_out.empty() || spec.collective.leaves_out());
+  for (size_t i = 0; i < left_out.size(); ++i) TALWEG_CHECK(!left_out[i] || told[i]);
   TALWEG_CHECK(slice_states.size() == slices.size());
   slice_states.CheckInvariants();
   const auto have = std::count(partial.have.begin(), partial.have.end(), true);

@@ -128,7 +128,7 @@ struct AgentTensor {
   Status failed_status = Status::kOk;
   std::string failed_text;
   std::vector<PendingDeclare> pending;
-  bool announced = false;  // Whether any rank has been told that it may push.
+  std::vector<bool> told;  // By local rank: it has been told that it may push.
 
   // Who takes part, by the ranks' numbers when the tensor is first placed. Never resolved again.
   bool resolved = false;
@@ -196,6 +196,8 @@ struct AgentTensor {
   std::optional<wire::Report> report;    // As frozen, while awaits_decision.
   std::optional<wire::Decision> finish;  // The copy round that is under way.
 
+  // Whether any rank has been told that it may push.
+  bool announced() const;
   Round open_round() const { return held.round.Next(); }
   Round active_round() const { return finish ? finish->round : open_round(); }
   // Whether all owners of the present view have agreed to the tensor.
@@ -213,7 +215,9 @@ struct AgentTensor {
   std::vector<LocalRank> MissingRanks() const;
   // Whether `rank`, by its last push, is a round behind.
   bool Owes(LocalRank rank) const { return rank.value() < owes.size() && owes[rank.value()]; }
-  // Whether the open round may go on without the ranks that have not pushed it.
+  // Whether the open round may go on without the ranks that have not pushed it. A rank that has
+  // not been told of the tensor would begin with the next round, and stay a round behind the
+  // others.
   bool MayLeaveOutMissing() const;
   // Whether what `rank` pushes to the open round comes too late for it.
   bool LeavesOut(LocalRank rank) const {

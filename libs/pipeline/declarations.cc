@@ -215,7 +215,7 @@ void Declarations::OnDeclared(AggregatorIndex from, const wire::Declared& entry,
   tensor.owners[from] = {.agreed = true, .slot = entry.slot};
   // Until a rank here has been told of the tensor, the primary of each view says which round comes
   // first. The others may have had a round aborted meanwhile.
-  if (from == tensor.primary && !tensor.announced) {
+  if (from == tensor.primary && !tensor.announced()) {
     tensor.held = {.round = entry.held, .sum_epoch = Epoch{0}, .ranks_summed = 0};
   }
   OpenIfAgreed(tensor, out);
@@ -236,7 +236,7 @@ void Declarations::OpenIfAgreed(AgentTensor& tensor, Effects& out) {
   if (!tensor.agreed()) return;
   tensor.state = TensorState::kOpen;
   for (const PendingDeclare& pending : tensor.pending) {
-    tensor.announced = true;
+    tensor.told[pending.local_rank.value()] = true;
     out.push_back(DeclareReply{.local_rank = pending.local_rank,
                                .request = pending.request,
                                .status = Status::kOk,

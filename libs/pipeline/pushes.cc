@@ -36,7 +36,7 @@ bool Pushes::AnswerOver(const AgentTensor& tensor, const Push& push, Effects& ou
 
 std::string Pushes::Problem(const Push& push) const {
   const AgentTensor* const found = tensors_->Find(push.tensor);
-  if (found == nullptr || !found->announced) {
+  if (found == nullptr || !found->announced()) {
     return "pushed tensor " + std::to_string(push.tensor.value()) +
            ", which it has not been told of; declare it first";
   }
@@ -125,7 +125,7 @@ void Pushes::OnPush(const Push& push, int64_t now_ns, Effects& out) {
     return;
   }
   AgentTensor& tensor = tensors_->At(push.tensor);
-  if (TakeLate(tensor, push, now_ns, out)) return;
+  if (TakeLate(tensor, push, out)) return;
   TakeGiven(tensor, push);
   if (tensor.pushed_count == 0) {
     tensor.first_push_ns = now_ns;
@@ -150,14 +150,10 @@ void Pushes::Contribute(AgentTensor& tensor, Effects& out) {
   rounds_->Queue(tensor, out);
 }
 
-bool Pushes::TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out) {
+bool Pushes::TakeLate(AgentTensor& tensor, const Push& push, Effects& out) {
   if (push.round == tensor.held.round && tensor.Owes(push.rank)) {
     tensor.owes[push.rank.value()] = false;
     out.push_back(Rounds::CompletionOf(tensor));
-    if (tensor.hurry_ns != 0 && tensor.MayLeaveOutMissing()) {
-      tensor.hurry_ns = 0;
-      OnHurry(tensor, tensor.open_round(), now_ns);
-    }
     return true;
   }
   if (push.round != tensor.open_round() || !tensor.LeavesOut(push.rank)) return false;
@@ -168,25 +164,20 @@ bool Pushes::TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Eff
 void Pushes::OnHurry(AgentTensor& tensor, Round round, int64_t now_ns) {
   if (!tensor.spec.collective.leaves_out() || !tensor.resolved || tensor.in_group_count == 0)
     return;
-  if (round == tensor.open_round().Next()) {
-    hurried_next_[tensor.index] = round;  // Not all owners' results of the open round are here.
+  if (round < tensor.open_round() || tensor.failed_status != Status::kOk) return;
+  if (round > tensor.open_round() || !tensor.MayLeaveOutMissing()) {
+    hurried_early_[tensor.index] = round;
     return;
   }
-  if (round != tensor.open_round() || tensor.contributed || tensor.hurry_ns != 0) return;
-  // A rank that is a whole round behind gets the patience when it has pushed that round.
+  if (tensor.contributed || tensor.hurry_ns != 0) return;
   tensor.hurry_ns = now_ns + int64_t{tensor.spec.collective.patience_ms} * 1'000'000;
   hurried_.insert(tensor.index);
   timer_->Ask(tensor.hurry_ns);
 }
 
 void Pushes::Flush(int64_t now_ns) {
-  for (auto next = hurried_next_.begin(); next != hurried_next_.end();) {
-    AgentTensor& tensor = tensors_->At(next->first);
-    const Round round = next->second;
-    const bool is_open = tensor.open_round() >= round;
-    next = is_open ? hurried_next_.erase(next) : std::next(next);
-    if (is_open) OnHurry(tensor, round, now_ns);
-  }
+  const std::map<TensorIndex, Round> early = std::exchange(hurried_early_, {});
+  for (const auto& [index, round] : early) OnHurry(tensors_->At(index), round, now_ns);
 }
 
 void Pushes::LeaveOutMissing(AgentTensor& tensor, Effects& out) {

@@ -58,7 +58,7 @@ class Pushes {
   void TakeGiven(AgentTensor& tensor, const Push& push);
   void CheckLeftRanks(AgentTensor& tensor, Effects& out);
   // The push is of a round that has gone on without its rank. Returns false for any other push.
-  bool TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out);
+  bool TakeLate(AgentTensor& tensor, const Push& push, Effects& out);
   void LeaveOutMissing(AgentTensor& tensor, Effects& out);
   // The node's contribution is made.
   void Contribute(AgentTensor& tensor, Effects& out);
@@ -72,8 +72,10 @@ class Pushes {
   Failures* const failures_;
   TickTimer* const timer_;
   uint64_t next_order_ = 1;
-  std::set<TensorIndex> hurried_;              // Whose open round goes on without late ranks soon.
-  std::map<TensorIndex, Round> hurried_next_;  // Rounds after the open one, likewise.
+  std::set<TensorIndex> hurried_;  // Whose open round goes on without late ranks soon.
+  // Rounds whose patience has not begun: the round before is not over here, or a rank is still a
+  // round behind, or does not know the tensor.
+  std::map<TensorIndex, Round> hurried_early_;
 };
 
 }  // namespace talweg::pipeline

@@ -96,7 +96,7 @@ void Recovery::Freeze(AgentTensor& tensor, Effects& out) {
   tensor.partial = Recut(old_partial, old_slices, tensor.slices);
   // No rank here has been told which round comes first, so this member holds nothing of the tensor.
   // It goes on from the others' round, which `Declared` names.
-  if (!tensor.announced) return;
+  if (!tensor.announced()) return;
   tensor.awaits_decision = true;
   tensor.report = ReportOf(tensor);
 }

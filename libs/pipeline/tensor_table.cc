@@ -15,6 +15,7 @@ AgentTensor& TensorTable::Add(const TensorSpec& spec, LocalRank declared_by) {
   tensor->key = TensorKey{Fingerprint64(spec.name)};
   tensor->spec = spec;
   tensor->declared_by = declared_by;
+  tensor->told.resize(rank_count_);
   tensor->pushed.resize(rank_count_);
   index_by_key_[tensor->key] = tensor->index;
   return *tensors_.emplace_back(std::move(tensor));

@@ -324,7 +324,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   timeline_->After(network_->Delay(), [this, key, life = network_->host(host_).life()] {
     network_->host(host_).Deliver(life, [this, key] {
       const pipeline::AgentTensor& tensor = *core().FindTensor(key);
-      if (core().views().has_failed() || !tensor.announced) return;
+      if (core().views().has_failed() || !tensor.announced()) return;
       trace_->Reached("a push of a tensor that has failed");
       Say(LocalRank{0}, {.tensor = tensor.index, .round = tensor.open_round()});
     });

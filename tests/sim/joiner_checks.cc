@@ -48,7 +48,7 @@ void CheckNothingOpen(const std::vector<const pipeline::AgentCore*>& members,
     const std::string who =
         "a joiner enters while node " + std::to_string(member->config().self.node.value());
     for (const auto& tensor : member->tensors()) {
-      if (tensor->state == pipeline::TensorState::kFailed || !tensor->announced) continue;
+      if (tensor->state == pipeline::TensorState::kFailed || !tensor->announced()) continue;
       if (tensor->spec.collective.side && tensor->finish) {
         throw Violation{who + " finishes a round of " + tensor->spec.name};
       }

@@ -61,9 +61,7 @@ def main() -> int:
             print(f"error {mismatch}", flush=True)
             return 3
         left_out = optimizer.left_out_count()
-        print(
-            f"step {state.step} of {talweg.size()} ranks has {digest}, {left_out}", flush=True
-        )
+        print(f"step {state.step} of {talweg.size()} ranks has {digest}, {left_out}", flush=True)
     print(f"weights {_digest(model)}", flush=True)
     talweg.shutdown()
     return 0

@@ -29,10 +29,11 @@ def _of_some(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:, ::2]
 
 
-def _sparse(rank: int) -> torch.Tensor:
-    indices = torch.tensor([[rank, 2]], device="cpu")
+def _sparse(rank: int, size: int) -> torch.Tensor:
+    """Returns 1 at the rank's own place, and 2 at one place after those of all ranks."""
+    indices = torch.tensor([[rank, size]], device="cpu")
     values = torch.tensor([1.0, 2.0], device="cpu")
-    return torch.sparse_coo_tensor(indices, values, (4,), device="cpu")
+    return torch.sparse_coo_tensor(indices, values, (size + 1,), device="cpu")
 
 
 def backend(rank: int, size: int, all_ranks: list[int]) -> None:
@@ -47,9 +48,9 @@ def backend(rank: int, size: int, all_ranks: list[int]) -> None:
     integers = _full((5,), rank + 1, dtype=torch.int64)
     dist.all_reduce(integers, dist.ReduceOp.AVG)
     _check(integers, [(sum(all_ranks) + size) // size] * 5)
-    sparse = _sparse(rank)
+    sparse = _sparse(rank, size)
     dist.all_reduce(sparse)
-    _check(sparse.to_dense()[2], 2.0 * size)
+    _check(sparse.to_dense(), [1.0] * size + [2.0 * size])
     got = _full((4,), 0.0)
     works = [
         dist.isend(_full((4,), float(rank)), (rank + 1) % size),
@@ -105,8 +106,8 @@ def horovod(rank: int, size: int, all_ranks: list[int]) -> None:
     _check(got, [float(each) for each in all_ranks])
     _check(hvd.alltoall(_full((size,), float(rank))), [float(each) for each in all_ranks])
     _check(hvd.allreduce(_full((3,), 1.0), op=hvd.Adasum), [1.0] * 3)
-    sparse = hvd.sparse_allreduce_async(_sparse(rank), "sparse", hvd.Sum)()
-    _check(sparse.to_dense()[2], 2.0 * size)
+    sparse = hvd.sparse_allreduce_async(_sparse(rank, size), "sparse", hvd.Sum)()
+    _check(sparse.to_dense(), [1.0] * size + [2.0 * size])
 
 
 def main() -> None:

@@ -231,6 +231,9 @@ struct Failed {
   friend bool operator==(const Failed&, const Failed&) = default;
 };
 
+// Names the nodes that a round waits for. For a tensor with patience it is also a word to one
+// member: half of the members are here, and the round soon goes on without that member's late
+// ranks. Then `waited_ns` is 0, and the member is the only missing node.
 struct Waiting {
   TensorKey key;
   Round round;
@@ -239,6 +242,8 @@ struct Waiting {
   // For how long each of these nodes has had no connection in this epoch; 0: it has one.
   std::vector<uint64_t> absent_ns;
   std::vector<uint32_t> left_nodes;  // Those of these nodes that have said goodbye to this owner.
+
+  bool hurries() const { return key != TensorKey{0} && waited_ns == 0; }
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 

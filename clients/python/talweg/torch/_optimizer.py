@@ -68,7 +68,9 @@ class _DistributedMethods:
         self._talweg.exchange.on_zero_grad()
 
     def left_out_count(self) -> int:
-        """Returns how many steps went on without a gradient of this rank; see `patience`."""
+        """Returns how often rounds went on without that gradient of this rank that was left out
+        most often; see `patience`.
+        """
         return self._talweg.left_out_count()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -240,10 +242,10 @@ def DistributedOptimizer(
     step() gradients are gone, as after zero_grad().
 
     `patience`, in seconds, from 0.001 to 65, lets steps go on without late ranks
-    (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient, the others have so
-    long to come. Then the average is made without the ranks that are late, and divides by all
-    ranks. What a late rank gave is added to its gradient of the next step. left_out_count() says
-    how often that was so.
+    (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient (in a job of one
+    node: half of the ranks), the others have so long to come. Then the average is made without the
+    ranks that are late, and divides by all ranks. What a late rank gave is added to its gradient of
+    the next step. left_out_count() says how often that was so.
     """
     named = name_parameters(optimizer, named_parameters)
     patience_ms = milliseconds_of(patience)

@@ -43,8 +43,9 @@ std::string AddressOf(const std::string& uri) {
   return address;
 }
 
-// Returns the address without the port. Of IPv6 only the first 64 bits, the network: a host may use
-// any number of addresses in it. For the same reason 127.0.0.0/8 counts as one address.
+// Returns the address without the port, and for IPv6 only the network, which is the first 64 bits:
+// a host may use any number of addresses in it. For the same reason 127.0.0.0/8 counts as one
+// address.
 std::string HostOf(const std::string& address) {
   std::string host = address.substr(0, address.rfind(':'));
   if (host.starts_with("127.")) return "127.0.0.1";

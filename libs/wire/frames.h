@@ -277,9 +277,10 @@ constexpr uint32_t CreditCost(Form form, uint32_t travel_bytes) {
   return CarriesData(form) ? travel_bytes : 0;
 }
 
-// The receiver of contributions returns a small grant at once. Of a larger grant, it may keep up to
-// kKeptCreditBytes until it has something else to say, and more while more than that is under way
-// to it. Senders rely on this (docs/protocol.md, section 5).
+// A receiver of contributions returns credit at once if it has granted no more than
+// kSmallCreditBytes. If it has granted more, it may keep up to kKeptCreditBytes back until it has
+// something else to say, and more on a fast connection. Senders rely on this (docs/protocol.md,
+// section 5).
 inline constexpr uint64_t kSmallCreditBytes = kMiB;
 inline constexpr uint64_t kKeptCreditBytes = 128 * kKiB;
 

@@ -46,8 +46,9 @@ class Lobby {
         const runtime::Clock* clock, const EndedJobs* ended, DataPlaneTotals* totals)
       : options_(options), transport_(transport), clock_(clock), ended_(ended), totals_(totals) {}
 
-  // `others_of_peer`: how many connections of the same peer have a job. If there are too many,
-  // closes an older one, or has this one refused when it says Hello.
+  // A connection was accepted. `others_of_peer` connections of the same peer have come to a job
+  // already. If the peer has too many, this closes one that waits here, or has this one refused
+  // when it says Hello.
   void OnAccepted(ConnectionId id, const DataPeer& peer, size_t others_of_peer);
   // A frame came over a connection in the lobby. Returns it if it is a Hello that can be given to
   // its job. The caller then calls Hold or Leave.

@@ -60,9 +60,9 @@ class Elastic(State):
     Each value is an attribute, as `model` and `optimizer` are. A value is an object with
     state_dict() and load_state_dict(), such as a scheduler, a GradScaler or an ElasticSampler, or
     one that can be pickled, such as a number. Ranks compare digests of the model's parameters,
-    which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. Of parameters with
-    local steps (LocalSGD, DiLoCo) they compare the global ones. Without a model ranks compare all
-    values that are arrays or tensors.
+    which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. With local steps
+    (LocalSGD, DiLoCo) they compare the global parameters. Without a model ranks compare all values
+    that are arrays or tensors.
 
     `scale="global_batch"` multiplies learning rates during each step of the optimizer. The factor
     is the number of samples in the step, divided by that of a full step of the ranks that the job

@@ -170,7 +170,8 @@ def LocalSGD(
     flush() equally often. Call flush() at the end of training, and evaluate within
     global_parameters(), which has equal parameters at all ranks at any time.
 
-    The ranks begin with equal parameters: in the first step they take those of the lowest rank.
+    The ranks begin with equal parameters: if theirs differ in the first step, all take the
+    parameters and buffers of the lowest rank that has loaded a state, or else of the lowest rank.
     Floating-point buffers, such as BatchNorm's running statistics, are averaged with the
     parameters; `average_buffers=False` leaves them alone. The optimizer's state stays each rank's
     own, unless `average_state` is true. Its state_dict() has what a rank needs to go on.

@@ -12,7 +12,8 @@ It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout:
 When stdin closes, the launcher or the connection to it is gone, and this program ends the ranks.
 
 A task that waits writes {"here"}, and starts its ranks when a line that starts with BEGIN comes.
-The rest of that line completes its command. A task with a `silence_s` ends its ranks if nothing
+The rest of that line completes its command; words that begin with a plus sign set variables, as in
++NAME=VALUE. A task with a `silence_s` ends its ranks if nothing
 comes for so long, not even a BEAT, because the connection of a host that is silently cut off never
 closes.
 """
@@ -235,6 +236,9 @@ class _Ranks:
             if self._task.completed is not None:
                 end = self._task.completed + 1
                 first, *others = line[len(BEGIN) :].decode().split(" ")
+                told = [word[1:].partition("=") for word in others if word.startswith("+")]
+                self._task.environment |= {name: value for name, _, value in told}
+                others = [word for word in others if not word.startswith("+")]
                 self._task.command[end - 1] += first
                 self._task.command[end:end] = others
 

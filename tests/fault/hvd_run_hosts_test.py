@@ -11,6 +11,7 @@ import unittest
 from typing import Any
 
 from cluster import DEADLINE_S, PROGRAMS
+from talweg.horovod.runner.elastic import constants
 from virtual_hosts import HostsJob
 
 
@@ -122,7 +123,10 @@ class HvdRunHostsTest(unittest.TestCase):
         job.name_hosts("a:1 b:1")
         job.go_on(2)
         job.name_hosts("a:1")
-        self.assertIn("hosts have come or gone 2 times, and the limit is 1", job.error())
+        error = job.error()
+        self.assertIn("hosts have come or gone 2 times, and the limit is 1", error)
+        # Programs look for Horovod's sentence.
+        self.assertIn(constants.RESET_LIMIT_EXCEEDED_MESSAGE.format(1), error)
 
     def test_a_host_that_has_failed_is_used_again(self) -> None:
         arguments = "min_num_proc=2, cooldown_range=(1, 2), hostfile='{hosts}'"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import sys
 from typing import Any
 
@@ -486,6 +487,12 @@ def lives() -> None:
 def exception_types() -> None:
     assert exceptions.HorovodInternalError is hvd.HorovodInternalError
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
+    mismatch = exceptions.HorovodVersionMismatchError("torch", "2.0", "1.9")
+    both: list[Any] = [mismatch, pickle.loads(pickle.dumps(mismatch))]
+    for each in both:
+        assert issubclass(type(each), ImportError)
+        assert (each.name, each.version, each.installed_version) == ("torch", "2.0", "1.9")
+        assert str(each) == exceptions.get_version_mismatch_message("torch", "2.0", "1.9")
 
 
 def numbers_in_a_loaders_worker() -> None:

@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import unittest
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from talweg._elastic import outlive
+from talweg._node.ranks import NEWS_FILE
 from talweg.errors import Aborted
+from talweg.horovod.common.elastic import Shared
 from talweg.horovod.common.exceptions import HorovodInternalError
+from talweg.horovod.runner.elastic.worker import HostUpdateResult
 from talweg.horovod.torch.elastic import ObjectState, TorchState, run
 
 # Methods and properties of talweg.State, and arguments of talweg.torch.Elastic.
@@ -54,6 +60,31 @@ class HvdStateTest(unittest.TestCase):
             state.batch, state.note = 2, "second"
             state.restore()
             self.assertEqual((state.batch, state.note), (1, "second"))
+
+    def test_what_the_launcher_tells_of_hosts(self) -> None:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            mock.patch.dict(os.environ, TALWEG_TASK_DIR=directory),
+        ):
+            news = Path(directory) / NEWS_FILE
+            state = ObjectState(batch=0)
+            messages = state._host_messages
+            self.assertTrue(messages.empty())
+            news.write_text("5.5 2\n7.5 1\n9")
+            self.assertFalse(messages.empty())
+            self.assertEqual(messages.get(), (5.5, HostUpdateResult.added))
+            self.assertEqual(messages.get(), (7.5, HostUpdateResult.removed))
+            self.assertTrue(messages.empty())  # A line is being written.
+            news.write_text("5.5 2\n7.5 1\n9.5 3\n")
+            with mock.patch.object(Shared, "end_step", return_value=None):
+                state.check_host_updates()
+            self.assertEqual(state._last_updated_timestamp, 9.5)
+            self.assertTrue(messages.empty())
+            state.on_hosts_updated(10, HostUpdateResult.added)
+            self.assertEqual(messages.qsize(), 1)
+            state.on_reset()
+            self.assertTrue(state._host_messages.empty())
+        self.assertTrue(ObjectState()._host_messages.empty())
 
     def test_ranks_agree_before_reset_callbacks_are_called(self) -> None:
         """After a round that was given up, as the callbacks ask for the number of ranks."""

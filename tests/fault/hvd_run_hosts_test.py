@@ -25,6 +25,10 @@ class _Job(HostsJob):
     def order(self, name: str) -> None:
         (self.ranks / name).touch()
 
+    def hears_news(self) -> None:
+        """Returns when a rank has heard that the list of hosts has changed."""
+        self.wait_for("news", lambda: any("news" in lines for lines in self.said().values()))
+
     def results(self) -> list[Any]:
         output = self.end()
         found = [line for line in output.splitlines() if line.startswith("results ")]
@@ -48,6 +52,7 @@ class HvdRunHostsTest(unittest.TestCase):
         job = _Job(self, "a:1", arguments)
         job.go_on(1)
         job.name_hosts("a:1 b")
+        job.hears_news()
         job.go_on(3)
         job.stop()
         self.assertEqual(job.results(), [(0, 3, "a", 7), (1, 3, "b", 7), (2, 3, "b", 7)])
@@ -68,6 +73,7 @@ class HvdRunHostsTest(unittest.TestCase):
         job = _Job(self, "a:1", arguments)
         job.go_on(1)
         job.name_hosts("b:2")
+        job.hears_news()
         job.wait_for("nothing is left on a", lambda: not job.processes("a"))
         job.go_on(2)
         job.stop()

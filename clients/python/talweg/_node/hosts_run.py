@@ -213,6 +213,7 @@ class HostsRun:
         self._selector_when_full = selectors.DefaultSelector()
         self._outputs = {"stdout": Output(1), "stderr": Output(2)}
         self._nodes: dict[str, _Node] = {}  # By host.
+        self._slots: dict[str, int] = {}  # As the list names them, by host.
         self._signals: list[int] = []
         self._has_list = False
         self._said = ""
@@ -364,7 +365,19 @@ class HostsRun:
             return
         if listed is not None:
             self._has_list, self._said = True, ""
+            self._tell_of_hosts(listed)
             self._do(self._job.on_listed(listed, now_s))
+
+    def _tell_of_hosts(self, listed: Sequence[hosts.Host]) -> None:
+        """Tells all nodes whether hosts, or slots, have come or gone in the list."""
+        before, self._slots = self._slots, {host.name: host.slots for host in listed}
+        changes = [
+            self._slots.get(name, 0) - before.get(name, 0) for name in {*before, *self._slots}
+        ]
+        has_come, has_gone = any(each > 0 for each in changes), any(each < 0 for each in changes)
+        if has_come or has_gone:
+            for node in self._nodes.values():
+                node.on_host.tell_of_hosts(has_come, has_gone)
 
     def _read(self, node: _Node) -> None:
         messages = node.on_host.read()

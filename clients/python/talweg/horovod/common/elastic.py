@@ -11,6 +11,7 @@ from talweg._elastic import outlive
 from talweg._elastic.state import State as TalwegState
 from talweg.errors import Aborted, InvalidArgument
 from talweg.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from talweg.horovod.common.host_messages import HostMessages
 
 __all__ = ["ObjectState", "Shared", "State", "run_fn"]
 
@@ -60,6 +61,8 @@ class State:
                 )
         self._shared = self._kind(self, kwargs)
         self._reset_callbacks: list[Callable[[], Any]] = []
+        self._host_messages = HostMessages()
+        self._last_updated_timestamp = 0.0  # That of the last message that was looked at.
         self.save()
 
     def __getattr__(self, name: str) -> Any:
@@ -88,12 +91,14 @@ class State:
 
     def on_reset(self) -> None:
         """Runs after a change of the membership, before the function of run() is called again."""
+        self._host_messages = HostMessages()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
-        """Does nothing. Horovod's driver calls it. Here ranks learn of nodes in commit()."""
+        """Notes a message, as Horovod's driver does. Nodes come and go in commit() all the same."""
+        self._host_messages.put((timestamp, update_res))
 
     def reset(self) -> None:
         """Does nothing. Subclasses may override it."""
@@ -118,6 +123,9 @@ class State:
 
     def check_host_updates(self) -> None:
         """Ends a step. Raises HostsUpdatedInterrupt if nodes have come or gone."""
+        while not self._host_messages.empty():
+            timestamp, _ = self._host_messages.get()
+            self._last_updated_timestamp = max(self._last_updated_timestamp, timestamp or 0.0)
         change = self._shared.end_step()
         # If only aggregators have changed, the ranks are the same as before.
         if change is not None and (change.lost or change.joined):
@@ -126,7 +134,7 @@ class State:
 
 
 # Attributes of every State.
-_OWN = ("_shared", "_reset_callbacks")
+_OWN = ("_shared", "_reset_callbacks", "_host_messages", "_last_updated_timestamp")
 
 
 class ObjectState(State):

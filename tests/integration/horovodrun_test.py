@@ -26,6 +26,7 @@ from talweg.horovod import _rank, runner
 from talweg.horovod._environment import TABLE
 from talweg.horovod.runner import _variables, gloo_run, launch
 from talweg.horovod.runner.common.util import config_parser, env, settings
+from talweg.horovod.runner.elastic import driver
 from talweg.horovod.runner.util import threads
 
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
@@ -422,6 +423,17 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(sorted(line), sorted(wanted))
         line = runner._elastic_line(runner.parse(["-np", "4", "--min-np", "1", "x"]))
         self.assertEqual(sorted(line), ["--hosts=localhost:4", "--min-ranks=1", "--ranks=4"])
+        named = ["-np", "4", "-H", "a,b:1,a", "--slots-per-host", "2"]
+        line = runner._elastic_line(runner.parse([*named, "--min-np", "1", "x"]))
+        self.assertIn("--hosts=a:4,b:1", line)
+        found = runner._hosts(runner.parse([*named, "x"]))
+        self.assertEqual([(host.name, host.slots) for host in found], [("a", 2), ("b", 1)])
+        with (
+            mock.patch.object(driver, "ELASTIC_TIMEOUT_SECS", 7),
+            mock.patch.object(driver, "DISCOVER_HOSTS_FREQUENCY_SECS", 3),
+        ):
+            line = runner._elastic_line(runner.parse(["-np", "4", "--min-np", "1", "x"]))
+        self.assertLessEqual({"--hosts-wait-s=7", "--hosts-interval-s=3"}, set(line))
 
     def test_options_set_variables_that_the_table_has(self) -> None:
         # One for each attribute, as the others exclude it.

@@ -87,7 +87,7 @@ def _tell_agent(log: logging.Logger) -> None:
     missing = [f"{name}={value}" for name, value in told.items() if name not in os.environ]
     if "TALWEG_AGENT_SOCKET" not in os.environ:
         os.environ.update(told)
-    elif missing:
+    elif missing and says(os.environ):
         log.warning(
             "HOROVOD_STALL_* is not known to this node's agent, which runs already: start the job by "
             "horovodrun, or with %s",

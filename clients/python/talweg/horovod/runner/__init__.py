@@ -54,7 +54,8 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
         return listed_hosts.parse_lines(text, f"--hostfile={options.hostfile}")
     slots: dict[str, int] = {}
     told = options.hosts or f"localhost:{options.num_proc}"
-    for host in listed_hosts.parse_hosts(told, options.slots or 1):
+    default = (options.slots or 1) if is_elastic(options) else 1
+    for host in listed_hosts.parse_hosts(told, default):
         slots[host.name] = slots.get(host.name, 0) + host.slots
     return [listed_hosts.Host(name, count) for name, count in slots.items()]
 
@@ -148,6 +149,8 @@ def _elastic_line(options: Any) -> list[str]:
         told["--hosts-wait-s"] = TABLE.number(os.environ, _TIMEOUT)
     elif options.elastic_timeout is None and driver.ELASTIC_TIMEOUT_SECS != _WAIT_S:
         told["--hosts-wait-s"] = round(driver.ELASTIC_TIMEOUT_SECS)
+    if driver.DISCOVER_HOSTS_FREQUENCY_SECS > 1:
+        told["--hosts-interval-s"] = round(driver.DISCOVER_HOSTS_FREQUENCY_SECS)
     if options.cooldown_range:
         told["--host-cooldown-s"] = ",".join(map(str, options.cooldown_range))
     if not options.host_discovery_script and not options.hostfile:

@@ -293,7 +293,8 @@ _DEBUG = [
         "push_pull, and for each key one from the call until the bytes are handed over (PUSH), and "
         "one until the result was taken (PULL). It is written when all traced tensors have passed "
         "their last traced round, and when the rank leaves the job; it goes on after resume(). The "
-        "node's agent writes agent_NODE.json beside them: what it spent that time with.",
+        "node's agent writes agent_NODE.json beside them: what it spent that time with. "
+        "TensorFlow's pushes go through Python then.",
     ),
     _honoured(
         "BYTEPS_TRACE_START_STEP",

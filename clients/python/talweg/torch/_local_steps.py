@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from talweg import _client
+from talweg import _client, _interrupts
 from talweg._client import Client
 from talweg._collectives import objects
 from talweg._collectives.process_sets import ProcessSet
 from talweg._digest import Digest
 from talweg._elastic.membership import membership_of
-from talweg.errors import InvalidArgument, Mismatch
+from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch._local_parts import (
     Fragment,
     Part,
@@ -27,7 +28,7 @@ from talweg.torch._local_parts import (
     slices_of,
     state_of,
 )
-from talweg.torch._local_rounds import Flight, Rounds, first_that_differ
+from talweg.torch._local_rounds import Flight, Round, Rounds, first_that_differ
 from talweg.torch._local_rule import Rule, cut
 
 
@@ -50,7 +51,9 @@ class LocalSteps:
         self.steps = 0
         self._caller = caller
         self._model = model
-        self._optimizer = optimizer
+        # The optimizer has this object. In a cycle, what is under way would stay so for a while after
+        # the program has dropped the optimizer.
+        self._optimizer_ref = weakref.ref(optimizer)
         self._parts: dict[torch.nn.Parameter, Part] = {}
         parts = self._take_in()
         rule.require(caller, len(parts))
@@ -59,6 +62,8 @@ class LocalSteps:
             Fragment(number, parts[place.start : place.stop]) for number, place in enumerate(places)
         ]
         self._flights: list[Flight] = []
+        # What is to be sent: fragment, the text that ranks compare, when it is due, and its rule.
+        self._unsent: list[tuple[Fragment, str, int, Rule]] = []
         self._has_agreed = False  # With the ranks of this client.
         self._is_lent = False  # The model has the global parameters.
         self._rounds = Rounds(_client.current(), caller, name, process_set)
@@ -69,8 +74,20 @@ class LocalSteps:
         it is a part of the next differences.
         """
         self._rounds.client = client
-        self._flights = []
+        self.end()
         self._has_agreed = False
+
+    def end(self) -> None:
+        """Leaves what is under way."""
+        self._unsent = []
+        while self._flights:
+            self._flights.pop().drop()
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._optimizer_ref()
+        assert optimizer is not None
+        return optimizer
 
     def _take_in(self) -> list[Part]:
         """Returns the parts of the optimizer's parameters that have none yet, in the model's order."""
@@ -116,6 +133,7 @@ class LocalSteps:
                 f"{self._caller}: step() within global_parameters(), where the model has other "
                 "parameters than this rank's: make steps outside of it"
             )
+        self._go_on()
         if not self._has_agreed:
             # Ranks that have begun at different times have got one state.
             if not membership_of(self._rounds.client).began_apart:
@@ -131,32 +149,66 @@ class LocalSteps:
 
     def after_step(self) -> None:
         """Counts a step. Applies what is due, and sends what is due."""
-        self.steps += 1
-        for fragment in self._fragments:
-            fragment.moved = True
-        self._apply_due()
-        for number in self.rule.sent_after(self.steps):
-            text = f"step {self.steps}"
-            self._send(self._fragments[number], text, self.steps + self.rule.delay)
-        if self.rule.delay == 0:
-            self._apply_due()
+        with _interrupts.held:
+            self.steps += 1
+            for fragment in self._fragments:
+                fragment.moved = True
+            text, due = f"step {self.steps}", self.steps + self.rule.delay
+            numbers = self.rule.sent_after(self.steps)
+            self._unsent = [(self._fragments[n], text, due, self.rule) for n in numbers]
+        self._go_on()
 
     def flush(self) -> None:
         """Makes the parameters of all ranks equal."""
         if self._is_lent:
             raise InvalidArgument(f"{self._caller}: flush() within global_parameters()")
+        self._go_on()
         while self._flights:
-            self._apply(self._flights[0], self.rule)
-        plain = Rule(self.rule.every)
-        for fragment in self._fragments:
-            if fragment.moved:
-                self._send(fragment, f"flush() after step {self.steps}", self.steps)
-        while self._flights:
-            self._apply(self._flights[0], plain)
+            self._apply(self._flights[0])
+        text, plain = f"flush() after step {self.steps}", Rule(self.rule.every)
+        moved = [fragment for fragment in self._fragments if fragment.moved]
+        self._unsent = [(fragment, text, self.steps, plain) for fragment in moved]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Applies what is due, and sends what is to be sent. If an interrupt ends that, the next
+        call does the rest: other ranks wait for it.
+        """
+        for flight in list(self._flights):
+            self._launch(flight)
+        self._apply_due()
+        while self._unsent:
+            flight = self._prepared(*self._unsent[0])
+            with _interrupts.held:
+                del self._unsent[0]
+                self._flights.append(flight)
+            self._launch(flight)
+        self._apply_due()
 
     def _apply_due(self) -> None:
         for flight in [each for each in self._flights if each.due <= self.steps]:
-            self._apply(flight, self.rule)
+            self._apply(flight)
+
+    @contextlib.contextmanager
+    def _dropped_on_error(self, flight: Flight) -> Iterator[None]:
+        """Drops the flight if its rounds fail: what the fragment has moved by is then a part of its
+        next difference. An interrupt fails nothing.
+        """
+        try:
+            yield
+        except TalwegError:
+            self._unsent = []
+            self._flights.remove(flight)
+            flight.drop()
+            raise
+
+    def _launch(self, flight: Flight) -> None:
+        with self._dropped_on_error(flight):
+            flight.launch()
+
+    def _take(self, flight: Flight) -> None:
+        with self._dropped_on_error(flight):
+            flight.take()
 
     def _others(self, fragment: Fragment) -> list[torch.Tensor]:
         """Returns the tensors that become their means when the fragment is applied."""
@@ -166,8 +218,8 @@ class LocalSteps:
         state = state_of(self._optimizer, fragment.active) if self.rule.average_state else []
         return [*buffers, *state]
 
-    @torch.no_grad()
-    def _send(self, fragment: Fragment, what: str, due: int) -> None:
+    def _prepared(self, fragment: Fragment, what: str, due: int, rule: Rule) -> Flight:
+        """Returns the flight of a fragment, whose rounds launch() starts."""
         rounds, parts, others = self._rounds, fragment.active, self._others(fragment)
         shapes = [list(each.shape) for each in others]
         names = "\0".join([*map(str, parts), str(shapes)])
@@ -176,37 +228,39 @@ class LocalSteps:
             f"{what}, fragment {fragment.number} with {len(parts)} parameters and {len(others)} "
             f"buffers and tensors of state ({having})"
         )
-        waits = [rounds.compare(text, f"alike.{fragment.number}")]
-        buffer, means = torch.empty(0), None
-        if parts:
-            buffer = fragment.buffer(parts)
-            for part, elements in slices_of(parts, buffer):
+        average = fragment.buffer(parts) if parts else torch.empty(0)
+        flight = Flight(fragment.number, due, rule, parts, average)
+
+        @torch.no_grad()
+        def send_differences() -> Round:
+            for part, elements in slices_of(parts, average):
                 part.difference(elements)
-            handle = rounds.average(buffer, f"fragment.{fragment.number}")
-            waits.append(lambda: rounds.finish(handle))
+            return rounds.average(average, f"fragment.{fragment.number}")
+
+        @torch.no_grad()
+        def send_others() -> Round:
+            flight.means = gathered(others)
+            return rounds.average(flight.means, "means")
+
+        flight.starts.append(lambda: rounds.compare(text, f"alike.{fragment.number}"))
+        if parts:
+            flight.starts.append(send_differences)
         if others:
-            means = gathered(others)
-            means_handle = rounds.average(means, "means")
-            waits.append(lambda: rounds.finish(means_handle))
-
-        def wait() -> None:
-            for each in waits:
-                each()
-
-        self._flights.append(Flight(fragment.number, due, parts, buffer, means, wait))
+            flight.starts.append(send_others)
+        return flight
 
     @torch.no_grad()
-    def _apply(self, flight: Flight, rule: Rule) -> None:
-        # If it fails, what the fragment has moved by is a part of its next difference.
-        self._flights.remove(flight)
-        flight.take()
-        fragment = self._fragments[flight.fragment]
-        for part, mean in slices_of(flight.parts, flight.average):
-            part.make_outer_step(mean, rule)
-            part.put(rule.mix)
-        if flight.means is not None:
-            put_back(self._others(fragment), flight.means, rule.mix)
-        fragment.moved = rule.mix > 0
+    def _apply(self, flight: Flight) -> None:
+        self._take(flight)
+        fragment, rule = self._fragments[flight.fragment], flight.rule
+        with _interrupts.held:  # All of it is applied, or nothing.
+            self._flights.remove(flight)
+            for part, mean in slices_of(flight.parts, flight.average):
+                part.make_outer_step(mean, rule)
+                part.put(rule.mix)
+            if flight.means is not None:
+                put_back(self._others(fragment), flight.means, rule.mix)
+            fragment.moved = rule.mix > 0
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[None]:
@@ -313,8 +367,9 @@ class LocalSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a rank needs to go on, beside the model and the optimizer's own state."""
-        for flight in self._flights:
-            flight.take()
+        self._go_on()
+        for flight in list(self._flights):
+            self._take(flight)
         return {
             "arguments": self.rule.values(),
             "steps": self.steps,
@@ -340,7 +395,7 @@ class LocalSteps:
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
-        self._flights = []
+        self.end()
         if state is None:
             self.steps = 0
             for part in self._parts.values():
@@ -379,7 +434,7 @@ class LocalSteps:
                 elements.copy_(told["parameters"][part.name])
         means = told["means"]
         means = None if means is None else means.detach().to("cpu", torch.float64, copy=True)
-        return Flight(told["fragment"], told["due"], parts, average, means, None)
+        return Flight(told["fragment"], told["due"], self.rule, parts, average, means)
 
 
 def _on_host(value: Any) -> Any:

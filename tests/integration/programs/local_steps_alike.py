@@ -8,11 +8,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import talweg
 import talweg.torch as tw
 import torch
 from cases import run_cases
 from expected_errors import expect
 from talweg import _client
+from talweg._elastic.membership import membership_of
 from torch import nn
 from torch_models import bits_of as _bits
 from torch_models import local_step as _step
@@ -162,6 +164,185 @@ def interrupted_state_dict() -> None:
         same_everywhere(model, "an interrupted state_dict()")
 
 
+def _everywhere(model: nn.Module, optimizer: Any, what: str) -> None:
+    """Requires that all ranks have the same parameters and buffers after flush()."""
+    optimizer.flush()
+    own = [each.detach().numpy().tobytes() for each in model.state_dict().values()]
+    everyone = tw.all_gather_object(own)
+    assert all(each == everyone[0] for each in everyone), f"ranks differ: {what}"
+
+
+def loaded_states() -> None:
+    """States that all ranks load in a running job, with and without the entry."""
+    for delay in (0, 2):
+        for what in ("plain", "own", "mixed"):
+            torch.manual_seed(1)
+            model = two_layers()
+            name = f"load.{what}.{delay}"
+            optimizer = tw.DiLoCo(model, _sgd(model), 4, fragments=2, delay=delay, name=name)
+            for step in range(7):
+                _step(model, optimizer, step)
+            state = copy.deepcopy(optimizer.state_dict())
+            if what == "plain" or (what == "mixed" and tw.rank() == 0):
+                del state["talweg_local"]
+            if what != "own":  # Ranks have other parameters.
+                torch.manual_seed(tw.rank())
+                model.load_state_dict(two_layers().state_dict())
+            optimizer.load_state_dict(state)
+            assert not optimizer.is_synchronized
+            for step in range(7, 12):
+                _step(model, optimizer, step)
+            _everywhere(model, optimizer, f"{what} states are loaded")
+            if tw.size() > 1:
+                before = _bits(model)
+                assert optimizer.is_synchronized
+                optimizer.flush()
+                assert _bits(model) == before
+    torch.manual_seed(1)
+    model = two_layers()
+    optimizer = tw.LocalSGD(model, _sgd(model), 4, name="load.broadcast")
+    for step in range(6):
+        _step(model, optimizer, step)
+    tw.broadcast_parameters(model.state_dict(), tw.size() - 1)
+    tw.broadcast_optimizer_state(optimizer, tw.size() - 1)
+    for step in range(6, 9):
+        _step(model, optimizer, step)
+    _everywhere(model, optimizer, "broadcast_optimizer_state()")
+
+
+def one_rank_alone() -> None:
+    """A rank that does alone what all are to do meets the others in their next synchronisation."""
+    if tw.size() == 1:
+        return
+    last = tw.size() - 1
+
+    def alone(name: str, text: str, act: Callable[[nn.Module, Any], None], steps: int = 5) -> None:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+        inner = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        optimizer = tw.DiLoCo(model, inner, 4, fragments=2, name=name)
+        for step in range(steps):
+            _step(model, optimizer, step)
+
+        def go_on() -> None:
+            if tw.rank() == last:
+                act(model, optimizer)
+            for step in range(steps, steps + 24):
+                _step(model, optimizer, step)
+
+        expect(talweg.Mismatch, text, go_on)
+        if act is not add:  # Otherwise they still differ.
+            for step in range(40, 47):
+                _step(model, optimizer, step)
+            _everywhere(model, optimizer, f"{name}, after Mismatch")
+
+    at = f"and rank {last} at the agreement after the optimizer was made, has loaded a state"
+
+    def load(_: nn.Module, optimizer: Any) -> None:
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    def load_plain(_: nn.Module, optimizer: Any) -> None:
+        state = optimizer.state_dict()
+        del state["talweg_local"]
+        optimizer.load_state_dict(state)
+
+    def add(model: nn.Module, optimizer: Any) -> None:
+        optimizer.add_param_group({"params": list(model[1].parameters())})
+
+    def write(_: nn.Module, optimizer: Any) -> None:
+        for each in optimizer.state_dict()["talweg_local"]["parameters"].values():
+            each["x0"] += 1
+
+    alone("alone.load", "rank 0 is at step 6, fragment 0 with", load)
+    alone("alone.load_tells", at, load)
+    alone("alone.at_another_fragment", "rank 0 is at step 8, fragment 1 with", load, 7)
+    alone("alone.plain", at, load_plain)
+    alone("alone.add", at, add)
+    alone("alone.write", "the global parameters of rank 0 (digest", write, 15)
+
+
+def added_parameters() -> None:
+    """Ranks have other values of parameters that they add, or thaw, later."""
+    for what in ("added", "thawed"):
+        torch.manual_seed(1)
+        model = two_layers()
+        trained = model[0] if what == "added" else model
+        model[1].requires_grad_(what == "added")
+        inner = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
+        optimizer: Any = tw.DiLoCo(model, inner, 3, name=f"later.{what}")
+        for step in range(4):
+            _step(model, optimizer, step)
+        own = _bits(model[0])
+        torch.manual_seed(tw.rank())
+        with torch.no_grad():
+            for parameter in model[1].parameters():
+                parameter.uniform_(-1, 1)
+        if what == "added":
+            optimizer.add_param_group({"params": list(model[1].parameters())})
+        else:
+            model[1].requires_grad_(True)
+        seen: list[list[bytes]] = []
+
+        def note(*_: Any, model: nn.Module = model, seen: list[list[bytes]] = seen) -> None:
+            seen.append(_bits(model[0]))
+
+        hook = optimizer.register_step_pre_hook(note)
+        _step(model, optimizer, 4)
+        hook.remove()
+        assert seen == [own], "an agreement on new parameters has changed the others"
+        for step in range(5, 9):
+            _step(model, optimizer, step)
+        _everywhere(model, optimizer, f"parameters are {what}")
+
+
+def made_after_a_joiner() -> None:
+    """Ranks agree, too, if some of them have joined the job before the optimizer was made."""
+    membership = membership_of(_client.current())
+    before, membership.began_apart = membership.began_apart, True
+    try:
+        torch.manual_seed(tw.rank())
+        model = two_layers()
+        optimizer = tw.LocalSGD(model, _sgd(model), 3, name="after_a_joiner")
+        for step in range(4):
+            _step(model, optimizer, step)
+        _everywhere(model, optimizer, "made after a joiner")
+        if tw.size() > 1:
+            is_last = tw.rank() == tw.size() - 1
+            apart: Any = tw.LocalSGD(model, _sgd(model), 3 + is_last, name="after_a_joiner.every")
+            expect(talweg.Mismatch, "rank 0 has every=3, and", _step, model, apart, 0)
+    finally:
+        membership.began_apart = before
+
+
+def outside_of_the_optimizer() -> None:
+    """The model's other parameters and buffers are alike, too, without broadcast_parameters()."""
+    torch.manual_seed(tw.rank())
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    model[1].running_mean.fill_(tw.rank())
+    model[1].num_batches_tracked.fill_(tw.rank())
+    model[0].requires_grad_(False)
+    optimizer = tw.LocalSGD(
+        model, torch.optim.AdamW(model[2].parameters(), lr=0.01), 3, name="outside"
+    )
+    for step in range(4):
+        _step(model, optimizer, step)
+    _everywhere(model, optimizer, "the backbone")
+
+    # Two optimizers share a model. Neither undoes the steps of the other.
+    torch.manual_seed(1)
+    model = two_layers()
+    first = tw.LocalSGD(model, _sgd(model[0]), 4, name="outside.first")
+    second = tw.LocalSGD(model, _sgd(model[1]), 4, name="outside.second")
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(tw.rank()))
+    model(inputs).square().mean().backward()
+    first.step()
+    own = _bits(model[0])
+    second.step()
+    assert _bits(model[0]) == own
+    first.flush()
+    _everywhere(model, second, "two optimizers")
+
+
 if __name__ == "__main__":
     tw.init()
     torch.set_num_threads(1)
@@ -169,5 +350,10 @@ if __name__ == "__main__":
         what_is_dropped_under_way,
         interrupts,
         interrupted_state_dict,
+        loaded_states,
+        added_parameters,
+        made_after_a_joiner,
+        outside_of_the_optimizer,
+        one_rank_alone,
     )
     tw.shutdown()

@@ -51,8 +51,9 @@ def flushes() -> None:
     for arguments in ways:
         model = two_layers()
         optimizer = tw.DiLoCo(model, _sgd(model), 4, name=f"flush{len(arguments)}", **arguments)
+        assert not optimizer.is_synchronized
+        optimizer.flush()  # Ranks agree.
         assert optimizer.is_synchronized
-        optimizer.flush()  # There is nothing to do.
         for step in range(11):
             _step(model, optimizer, step)
         _differ(model, "before flush()")

@@ -56,10 +56,21 @@ class Rounds:
     def __init__(
         self, client: Client, caller: str, name: str, process_set: ProcessSet | None
     ) -> None:
-        self.client = client
-        self.name = name
+        self._name = name
+        self.use(client)
         self.process_set = process_set
         self.title = f"{caller} '{name}'"
+
+    def use(self, client: Client) -> None:
+        self.client = client
+        self._mismatches = 0
+
+    @property
+    def name(self) -> str:
+        """What the names of rounds begin with. After a mismatch some ranks have begun rounds that
+        others never will, so all use other names.
+        """
+        return f"{self._name}.apart{self._mismatches}" if self._mismatches else self._name
 
     @property
     def group(self) -> Group:
@@ -67,15 +78,9 @@ class Rounds:
 
     def average(self, tensor: torch.Tensor, name: str) -> Round:
         """Starts the average of a tensor, in place."""
-        return self._start(tensor, Op.AVERAGE, name, 0)
-
-    def broadcast(self, tensor: torch.Tensor, name: str, root: int) -> None:
-        self._start(tensor, Op.BROADCAST, name, root).finish()
-
-    def _start(self, tensor: torch.Tensor, op: Op, name: str, root: int) -> Round:
         # The number of elements changes when a parameter is thawed.
         full = f"{self.name}.{name}.{tensor.numel()}.{str(tensor.dtype).replace('torch.', '')}"
-        of = (op, full, 0, root, self.process_set)
+        of = (Op.AVERAGE, full, 0, 0, self.process_set)
         rounds.before_call(self.client, full, self.process_set)
         try:
             handle = start(self.client, tensor, tensor, *of, says_shape=False)
@@ -95,11 +100,12 @@ class Rounds:
         told = objects.all_gather_object(self.client, value, full, self.process_set, timeout_s)
         return list(zip(self.group.ranks, told))
 
-    def compare(self, text: str, name: str) -> Round:
-        """Starts to compare a text. finish() raises Mismatch, at all ranks, if a rank has another
-        text.
+    def compare(self, text: str, name: str, shared: str = "") -> Round:
+        """Starts to compare where ranks are (`text`), and a digest of what they have alike.
+        finish() raises Mismatch, at all ranks, if a rank has something else.
         """
-        digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+        both = f"{text}\0{shared}".encode()
+        digest = hashlib.blake2b(both, digest_size=_DIGEST_BYTES).digest()
         # The maximum shows each byte's largest and smallest value.
         lanes: np.ndarray = np.frombuffer(digest + bytes(255 - byte for byte in digest), np.uint8)
         lanes = lanes.copy()
@@ -115,20 +121,29 @@ class Rounds:
         def judge() -> None:
             pairs = zip(lanes[:_DIGEST_BYTES].tolist(), lanes[_DIGEST_BYTES:].tolist())
             if not all(largest + smallest == 255 for largest, smallest in pairs):
-                self._raise_mismatch(text, name)
+                try:
+                    self._raise_mismatch((text, shared), name)
+                finally:
+                    self._mismatches += 1
 
         return Round(client, handle, judge)
 
-    def _raise_mismatch(self, text: str, name: str) -> None:
+    def _raise_mismatch(self, own: tuple[str, str], name: str) -> None:
         try:
-            told = self.tell(text, f"{name}.told", _TELL_S)
+            told = self.tell(own, f"{name}.told", _TELL_S)
             (one, its), (other, others) = first_that_differ(told)
-            here = f"rank {one} is at {its}, and rank {other} at {others}"
+            here = f"rank {one} is at {its[0]}, and rank {other} at {others[0]}"
         except (Timeout, Aborted, StopIteration):
-            here = f"rank {self.client.rank} is at {text}, and another rank is not"
+            here = f"rank {self.client.rank} is at {own[0]}, and another rank is not"
+        else:
+            if its[0] == others[0]:
+                raise Mismatch(
+                    f"{self.title}: at {its[0]} the global parameters of rank {one} (digest {its[1]}) "
+                    f"are not those of rank {other} ({others[1]}): load one state at all ranks"
+                )
         raise Mismatch(
-            f"{self.title}: {here}: have all ranks call step() and flush() equally often, and freeze "
-            "and thaw parameters at the same steps"
+            f"{self.title}: {here}: have all ranks call step() and flush() equally often. Make the "
+            "optimizer, load a state, add, freeze and thaw parameters after the same steps at all ranks"
         )
 
 

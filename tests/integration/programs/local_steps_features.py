@@ -15,34 +15,20 @@ import torch
 from cases import run_cases
 from expected_errors import expect
 from torch import nn
+from torch_models import bits_of as _bits
+from torch_models import local_step as _step
 from torch_models import same_everywhere, two_layers
+from torch_models import sgd_of as _sgd
 
 # How far what is flushed may be from the mean: a level of 127 of how far parameters have moved.
 _IS_ROUNDED = os.environ.get("TALWEG_ENCODING") == "int8"
 _FLUSHED_WITHIN = 5e-3 if _IS_ROUNDED else 1e-6
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, width: int = 6) -> None:
-    generator = torch.Generator().manual_seed(100 * step + tw.rank())
-    dtype = next(model.parameters()).dtype
-    inputs = torch.randn(4, width, generator=generator)
-    optimizer.zero_grad()
-    model(inputs.to(dtype)).float().square().mean().backward()
-    optimizer.step()
-
-
 def _differ(model: nn.Module, what: str) -> None:
     own = [p.detach().float().numpy().tobytes() for p in model.parameters()]
     everyone = tw.all_gather_object(own)
     assert all(other != everyone[0] for other in everyone[1:]), f"ranks are equal: {what}"
-
-
-def _bits(model: nn.Module) -> list[bytes]:
-    return [p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters()]
-
-
-def _sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr)
 
 
 def equal_beginnings() -> None:
@@ -65,8 +51,9 @@ def flushes() -> None:
     for arguments in ways:
         model = two_layers()
         optimizer = tw.DiLoCo(model, _sgd(model), 4, name=f"flush{len(arguments)}", **arguments)
+        assert not optimizer.is_synchronized
+        optimizer.flush()  # Ranks agree.
         assert optimizer.is_synchronized
-        optimizer.flush()  # There is nothing to do.
         for step in range(11):
             _step(model, optimizer, step)
         _differ(model, "before flush()")

@@ -22,6 +22,8 @@ from talweg.torch._replay import TorchReplay
 # The key, in an optimizer's captured value, of the names of each parameter group's parameters. A
 # rank that lacks groups adds them by these names.
 _NAMES = "talweg_names"
+# The key of where an optimizer with local steps agrees next. A joiner agrees with the others then.
+_AGREES_AT = "talweg_agrees_at"
 
 
 def _tensor_of(elements: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -163,7 +165,9 @@ class Elastic(State):
         if isinstance(value, torch.optim.Optimizer):
             names = {id(parameter): key for key, parameter in self._parameters().items()}
             groups = [[names.get(id(p)) for p in group["params"]] for group in value.param_groups]
-            return {**captured, _NAMES: groups}
+            captured = {**captured, _NAMES: groups}
+            steps = local_steps_of(value)
+            return captured if steps is None else {**captured, _AGREES_AT: steps.agrees_at}
         return captured
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -195,10 +199,9 @@ class Elastic(State):
 
     def _load(self, name: str, value: Any) -> None:
         own = self._values[name]
-        if isinstance(own, torch.optim.Optimizer) and isinstance(value, dict) and _NAMES in value:
-            value = dict(value)
-            self._add_groups(name, own, value.pop(_NAMES))
-        if isinstance(own, torch.nn.Module):
+        if isinstance(own, torch.optim.Optimizer) and isinstance(value, dict):
+            self._load_optimizer(name, own, value)
+        elif isinstance(own, torch.nn.Module):
             self._load_model(name, own, value)
         elif isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor):
             if own.shape != value.shape or own.dtype != value.dtype:
@@ -211,6 +214,16 @@ class Elastic(State):
                 own.copy_(value)
         else:
             super()._load(name, value)
+
+    def _load_optimizer(self, name: str, own: torch.optim.Optimizer, value: dict[str, Any]) -> None:
+        value = dict(value)
+        if _NAMES in value:
+            self._add_groups(name, own, value.pop(_NAMES))
+        agrees_at = value.pop(_AGREES_AT, None)
+        super()._load(name, value)
+        steps = local_steps_of(own)
+        if steps is not None:
+            steps.agrees_at = agrees_at
 
     @staticmethod
     def _load_model(name: str, own: torch.nn.Module, value: dict[str, Any]) -> None:

@@ -65,6 +65,11 @@ class Part:
         assert self.x0 is not None
         return self.x0
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """What all ranks have alike of it."""
+        return [each for each in (self.x0, self.momentum) if each is not None]
+
     def begin(self) -> None:
         """Takes part from now on: what the parameter is becomes the global value."""
         local = self.local
@@ -79,8 +84,9 @@ class Part:
     def make_outer_step(self, mean: torch.Tensor, rule: Rule) -> None:
         """Changes the global value by the ranks' mean of D."""
         mean = mean.view(self.shared.shape).to(self.shared.device)
+        # No multiplication is fused with an addition, so all kinds of processors have the same bits.
         if rule.outer_momentum == 0:
-            self.shared.sub_(mean, alpha=rule.outer_lr)
+            self.shared.sub_(mean * rule.outer_lr)
             return
         if self.momentum is None:
             self.momentum = torch.zeros_like(self.shared)
@@ -89,7 +95,7 @@ class Part:
             mean = mean + rule.outer_momentum * self.momentum
         else:
             mean = self.momentum
-        self.shared.sub_(mean, alpha=rule.outer_lr)
+        self.shared.sub_(mean * rule.outer_lr)
 
     def put(self, mix: float) -> None:
         """Gives the parameter the global value, and `mix` of what it was."""

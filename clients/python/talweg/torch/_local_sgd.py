@@ -136,6 +136,9 @@ def _make_local(
             f"{caller}: this optimizer is a DistributedOptimizer, whose ranks meet in each step: "
             "give the plain optimizer"
         )
+    earlier = local_steps_of(optimizer)
+    if earlier is not None:
+        earlier.end()
     take_back(optimizer)
     steps = LocalSteps(caller, model, optimizer, rule, name, process_set)
     local: Any = optimizer

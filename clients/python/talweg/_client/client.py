@@ -12,12 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from talweg import _interrupts
 from talweg._client import agents, hooks, local
 from talweg._client.attention import Attention
 from talweg._client.completions import Completions
 from talweg._client.deadlines import Deadlines
 from talweg._client.declared import Declared, Tensors
-from talweg._client.handles import Handle, Nameless, require_handle
+from talweg._client.handles import Handle, Nameless, PushedRound, require_handle
 from talweg._client.left_rounds import LeftRounds
 from talweg._counted import counted
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
@@ -368,10 +369,11 @@ class Client:
         finish: Callable[[], None] | None = None,
     ) -> Handle:
         """Does the same as push(), for a tensor that is already declared."""
-        round_ = self.push_round(declared, address, priority)
-        return Handle(
-            self, declared.tensor, round_, declared.name, out_address, result, keep, finish
-        )
+        with _interrupts.held:  # A handle that an interrupt then drops is a round that is left.
+            round_ = self.push_round(declared, address, priority)
+            return PushedRound(
+                self, declared.tensor, round_, declared.name, out_address, result, keep, finish
+            )
 
     def push_round(self, declared: Declared, address: int, priority: int) -> int:
         """Pushes the tensor's next round, and returns its number."""

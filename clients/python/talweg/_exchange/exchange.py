@@ -104,6 +104,11 @@ class GradientExchange:
         return self._state in LEFT_OPEN
 
     @property
+    def is_partly_pushed(self) -> bool:
+        """Whether some gradients of a step have left, but not all."""
+        return bool(self._pushed)
+
+    @property
     def tensors(self) -> Collection[Tensor]:
         """The tensors whose rounds average the parameters' gradients, once they are declared."""
         return self._tensors.values()

@@ -31,6 +31,7 @@ from talweg.errors import (
     Busy,
     Closed,
     InvalidArgument,
+    TalwegError,
     Timeout,
     Unsupported,
 )
@@ -135,6 +136,8 @@ class Client:
         self.names_watcher: NamesWatcher | None = None
         # The interrupted barriers of process sets: the next call continues them.
         self._open_barriers: dict[str, Handle] = {}
+        # The interrupted rounds of run(), by their names, that the next call goes on with.
+        self._interrupted: dict[str, Handle] = {}
         # The lanes of torch.distributed's process groups.
         self.lanes: dict[Any, Any] = {}
         self._companions: dict[type, Any] = {}
@@ -228,6 +231,7 @@ class Client:
         with self._lock:
             self._nameless = Nameless()
             self._open_barriers.clear()
+            self._interrupted.clear()
         with self.channels_lock:
             self.channels.clear()
             self.queues.clear()
@@ -457,15 +461,32 @@ class Client:
         ranks: tuple[int, ...] = (),
         suffix: str = "",
         timeout_s: float | None = None,
+        goes_on: bool = False,
     ) -> None:
         """Runs a whole round, in place, of a contiguous NumPy array.
 
-        `ranks` and `suffix`, those of a process set, limit the round to its ranks.
+        `ranks` and `suffix`, those of a process set, limit the round to its ranks. If the call is
+        interrupted, or ends with Timeout, the round ends by itself, and the next call is another
+        one. With `goes_on` the next call of the name goes on with the same round, and with the
+        array that the first call gave.
         """
         declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank, ranks)
-        address = array.ctypes.data
-        handle = self.push(name + suffix, declaration, address, address, keep=array)
-        self.synchronize(handle, timeout_s)
+        address, name = array.ctypes.data, name + suffix
+        with _interrupts.held:
+            handle = self._interrupted.pop(name, None)
+            if handle is None:
+                if self.left:
+                    timeout_s = self.left.wait_for(name, timeout_s)
+                handle = self.push(name, declaration, address, address, 0, array, array)
+            try:
+                result = self.synchronize(handle, timeout_s)
+            except BaseException as error:
+                is_open = isinstance(error, Timeout) or not isinstance(error, TalwegError)
+                if goes_on and is_open:
+                    self._interrupted[name] = handle
+                raise
+            if result is not array:
+                array[...] = result
 
     def barrier(
         self, ranks: tuple[int, ...] = (), suffix: str = "", timeout_s: float | None = None

@@ -220,7 +220,9 @@ class State:
         self.restore()
 
     def end_step(self) -> Change | None:
-        """Ends a step. Nodes come and go here. Returns `change`."""
+        """Ends a step. Nodes come and go here. Returns `change`. After Ctrl-C the next call ends the
+        same step.
+        """
         membership = membership_of(_client.current())
         before = membership.view
         try:

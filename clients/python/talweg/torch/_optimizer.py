@@ -12,6 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from talweg._declaration import milliseconds_of
+from talweg._exchange.states import PARTLY_LEFT
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
 from talweg.torch._forward_overlap import ForwardOverlap
@@ -90,6 +91,7 @@ class _DistributedMethods:
                 "often as the loss asks for: give every rank the same number of batches"
             )
         exchange = self._talweg.exchange
+        exchange.require_join()
         first_step = exchange.steps
         yield
         self.synchronize_parameters()
@@ -309,7 +311,7 @@ def take_back(optimizer: Any) -> None:
             optimizer.synchronize_parameters()
     averager = vars(optimizer).get("_talweg")
     is_there = averager is not None and not averager.client.is_closed
-    if is_there and averager.exchange.is_partly_pushed:
+    if is_there and averager.exchange.state in PARTLY_LEFT:
         raise InvalidArgument(
             "this optimizer has been distributed before, and its last backward() has ended with an "
             "error: every rank calls its synchronize() and zero_grad() before it is distributed anew"

@@ -199,12 +199,52 @@ class SamplerTest(unittest.TestCase):
     def test_a_rank_that_cannot_tell_warns_once(self) -> None:
         [rank] = self._ranks(1)
         with mock.patch.object(rank, "take_ns", return_value=(None, 5)):
-            self._steps([rank], 2 * STEPS - 1)
+            self._steps([rank], 16 * STEPS - 1)
             with self.assertWarnsRegex(RuntimeWarning, "note_own_time"):
                 self._steps([rank], 1)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                self._steps([rank], 3 * STEPS)
+                self._steps([rank], 17 * STEPS)
+
+    def test_local_steps_have_a_time_now_and_then(self) -> None:
+        """A rank with local steps pushes in every tenth step alone."""
+        [rank] = self._ranks(1, count=10**6)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for step in range(20 * STEPS):
+                time = int(rank.step_ms * _MS) if step % 10 == 0 else None
+                with mock.patch.object(rank, "take_ns", return_value=(time, 5)):
+                    self._steps([rank], 1)
+
+    def test_samplers_of_one_state_share_the_stopwatch(self) -> None:
+        for names in (("train", "val"), ("val", "train")):
+            with self.subTest(first=names[0]):
+                samplers = {name: _sampler(1000, 2) for name in names}
+                state = talweg.State(**cast(Any, samplers))
+                rank = _Rank((0, 0), samplers["train"], 1.0)
+                samplers["val"].stopwatch = rank
+                _deal([rank])
+                steps = iter(samplers["train"])
+                for _ in range(STEPS + 1):
+                    next(steps)
+                    told = dict(zip(names, state.own_times()))
+                    for sampler in samplers.values():
+                        sampler.end_step(None)
+                self.assertEqual(told, {"train": (_MS, 2 * _MS), "val": (0, 0)})
+
+    def test_two_batches_in_one_step_have_no_time(self) -> None:
+        samplers = [_sampler(1000, 2), _sampler(1000, 2)]
+        state = talweg.State(a=samplers[0], b=samplers[1])
+        rank = _Rank((0, 0), samplers[0], 1.0)
+        samplers[1].stopwatch = rank
+        steps = [iter(sampler) for sampler in samplers]
+        for _ in range(STEPS + 1):
+            for step in steps:
+                next(step)
+            told = state.own_times()
+            for sampler in samplers:
+                sampler.end_step(None)
+        self.assertEqual(told, [(0, 0), (0, 0)])
 
     def test_what_does_not_fit_is_refused(self) -> None:
         for options, text in (

@@ -158,6 +158,10 @@ class LoaderTest(unittest.TestCase):
         for workers in (0, 1):
             with self.assertRaisesRegex(talweg.InvalidArgument, "talweg.torch.ElasticLoader.data"):
                 list(DataLoader(_Squares(7), batch_sampler=sampler, num_workers=workers))
+            for options in ({"batch_size": 4}, {"batch_size": None}):
+                of: Any = {"sampler": sampler, "num_workers": workers, **options}
+                with self.assertRaisesRegex(talweg.InvalidArgument, "talweg.torch.ElasticLoader"):
+                    list(DataLoader(_Squares(7), **of))
         for option in ({"batch_size": 2}, {"shuffle": True}, {"in_order": False}):
             with self.assertRaisesRegex(talweg.InvalidArgument, "leave it out"):
                 talweg.torch.ElasticLoader(_Squares(7), sampler, **option)

@@ -85,5 +85,21 @@ class TransitionsTest(unittest.TestCase):
             it.exchange._move(Event.PASS_OVER)
 
 
+class InterruptTest(unittest.TestCase):
+    def test_an_interrupt_just_after_a_push_or_a_wait(self) -> None:
+        """What is under way is noted all the same, and what is there is put in its place."""
+        for event in ("push x.gradient.b", "push x.used", "take x.gradient.b", "take x.used"):
+            with self.subTest(event):
+                it = Framework("ab")
+                it.others = {"x.gradient.a": 3.0, "x.gradient.b": 5.0}
+                it.interrupted = {event}
+                with self.assertRaises(KeyboardInterrupt):
+                    it.backward(0, 1)
+                    it.exchange.synchronize()
+                it.exchange.synchronize()
+                self.assertEqual(it.values(), [2.0, 3.0])
+                self.assertEqual(set(it.rounds.values()), {1})
+
+
 if __name__ == "__main__":
     unittest.main()

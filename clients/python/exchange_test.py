@@ -355,6 +355,19 @@ class NamesTest(unittest.TestCase):
             it.exchange.on_step()
             it.zero_grad()
 
+    def test_another_job_is_not_judged_by_the_last_one(self) -> None:
+        it = Framework("ab")
+        it.others_names = said("ac")
+        it.backward(0, 1)
+        with self.assertRaisesRegex(Mismatch, "parameter 1 is 'b'"):
+            it.exchange.synchronize()
+        it.open.clear()
+        it.exchange.begin_anew()
+        it.others_names = None
+        it.backward(0, 1)
+        it.exchange.synchronize()
+        self.assertTrue(it.exchange.averaged)
+
     def test_names_that_are_added_count(self) -> None:
         it = Framework("a")
         it.others_names = said("a")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class Framework(Adapter):
         self.others_names: Sequence[str] | None = None  # The rank's own.
         self.others_say_names = True
         self.failures: dict[str, BaseException] = {}  # "push x" or "take x" fails, once.
+        self.interrupted: set[str] = set()  # Ctrl-C comes just after "push x" or "take x", once.
         self.exchange = GradientExchange(self, name, passes, leaves_out)
         self.add(names)
 
@@ -85,6 +87,11 @@ class Framework(Adapter):
         if failure is not None:
             raise failure
 
+    def _interrupt(self, what: str) -> None:
+        if what in self.interrupted:
+            self.interrupted.remove(what)
+            signal.raise_signal(signal.SIGINT)
+
     def declare(self, tensors: Sequence[Tensor]) -> None:
         self.log.append("declare " + " ".join(tensor.name for tensor in tensors))
 
@@ -96,6 +103,7 @@ class Framework(Adapter):
         self.rounds[ticket.name] += 1
         assert self.rounds[ticket.name] < 10_000, "it goes on for ever"
         self.log.append(f"push {ticket.name}={ticket.value:g} at {priority}")
+        self._interrupt(f"push {ticket.name}")
         return ticket
 
     def start(self, tensor: Tensor, has_gradient: bool) -> Ticket:
@@ -115,6 +123,7 @@ class Framework(Adapter):
         ticket.is_open = False
         del self.open[ticket.name]
         self.log.append(f"take {ticket.name}")
+        self._interrupt(f"take {ticket.name}")
         if ticket.marks is not None:
             for index, mark in self.others_marks.items():
                 place = index if index >= 0 else index - DIGEST

@@ -57,8 +57,39 @@ class PatienceTest(unittest.TestCase):
         self.assertEqual((it.rounds["x.used"], it.rounds["x.gradient.a"]), (0, 1))
 
     def test_nobody_joins(self) -> None:
-        with self.assertRaisesRegex(InvalidArgument, "leave out patience="):
-            Framework("a", leaves_out=True).exchange.join(0)
+        it = Framework("a", leaves_out=True)
+        for call in (it.exchange.require_join, lambda: it.exchange.join(0)):
+            with self.assertRaisesRegex(InvalidArgument, "leave out patience="):
+                call()
+        Framework("a").exchange.require_join()
+
+    def test_another_job_exchanges_marks_again(self) -> None:
+        """A process that is new in that job does so as well."""
+        it = Framework("ab", leaves_out=True)
+        for marks in (1, 2):
+            for _ in range(2):
+                it.backward(0, 1)
+                it.exchange.synchronize()
+                it.exchange.on_step()
+                it.zero_grad()
+            self.assertEqual(it.rounds["x.used"], marks)
+            it.exchange.begin_anew()
+
+    def test_a_parameter_that_is_not_used_has_not_changed(self) -> None:
+        """It keeps an old gradient, as after zero_grad(set_to_none=False)."""
+        it = Framework("ab", leaves_out=True)
+        it.backward(0, 1)
+        it.exchange.synchronize()
+        it.exchange.on_step()
+        it.exchange.on_zero_grad()
+        it.backward(0)
+        it.exchange.begin()
+        it.exchange.check_unchanged()
+        it.change(0)
+        with self.assertRaisesRegex(InvalidArgument, "gradient of 'a' was changed"):
+            it.exchange.check_unchanged()
+        it.exchange.synchronize()
+        self.assertEqual(it.values()[1], 0.0)  # It counts.
 
 
 class DeclarationTest(unittest.TestCase):

@@ -9,10 +9,18 @@ import threading
 import time
 import unittest
 from collections.abc import Callable
+from concurrent import futures
+from functools import partial
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import talweg
 from cluster import DEADLINE_S, Cluster
+from talweg._client import Client
+from talweg._declaration import Op
+from talweg._elastic import state_rounds
+from talweg._elastic.membership import membership_of
 
 # Far longer than an interrupted call takes. Without the interrupt it would wait for ever.
 _SOON_S = 30.0
@@ -90,6 +98,80 @@ class InterruptTest(unittest.TestCase):
         agent.process.send_signal(signal.SIGSTOP)
         with self.assertRaisesRegex(talweg.AgentLost, "is stopped, or hangs.* 6.0 s"):
             self._check_sum()
+
+
+class TwoRanksTest(unittest.TestCase):
+    """The main thread is one rank, whose wait for the other one is interrupted."""
+
+    def setUp(self) -> None:
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        cluster = stack.enter_context(Cluster())
+        agent = cluster.agent(0, ["--standalone", "--rank_count=2"])
+        with futures.ThreadPoolExecutor() as pool:
+            made = [
+                pool.submit(Client, agent.addresses["socket"], DEADLINE_S, False) for _ in range(2)
+            ]
+            self.clients = [each.result() for each in made]
+        for client in self.clients:
+            self.addCleanup(client.close)
+        before = signal.signal(signal.SIGALRM, self._interrupt)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+
+    def _interrupt(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    def _interrupted(self, call: Callable[[], object]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _with_other(self, own: Callable[[], object], other: Callable[[], object]) -> None:
+        with futures.ThreadPoolExecutor() as pool:
+            theirs = pool.submit(other)
+            own()
+            theirs.result()
+
+    def test_the_end_of_a_step(self) -> None:
+        """A step has several rounds. Each is interrupted once, and gone on with."""
+        states = [
+            talweg.State(
+                weights=np.ones(3), train=talweg.ElasticSampler(64, 2, balance=True, seed=1)
+            )
+            for _ in self.clients
+        ]
+        for state in states:
+            state.check_every(1)  # Each step has a round for the digests, and one for the times.
+        members = [membership_of(client) for client in self.clients]
+        self._with_other(*(partial(m.begin, state) for m, state in zip(members, states)))
+        ends = [partial(m.end_step, state._commit) for m, state in zip(members, states)]
+        for _ in range(3):
+            self._interrupted(ends[0])
+            self._interrupted(ends[0])
+            self._with_other(*ends)
+        exchange, raised = state_rounds.exchange_times, [KeyboardInterrupt]
+
+        def exchange_times(client: Client, times: Any) -> Any:
+            if client is self.clients[0] and raised:
+                raise raised.pop()
+            return exchange(client, times)
+
+        with mock.patch.object(state_rounds, "exchange_times", exchange_times):
+            self._with_other(
+                lambda: (self.assertRaises(KeyboardInterrupt, ends[0]), ends[0]()), ends[1]
+            )
+
+    def test_what_is_not_gone_on_with_is_another_round(self) -> None:
+        ones: np.ndarray = np.ones(3)
+        runs = [partial(client.run, "x", ones.copy(), Op.SUM) for client in self.clients]
+        self._interrupted(runs[0])
+        with futures.ThreadPoolExecutor() as pool:
+            theirs = pool.submit(lambda: [runs[1](), runs[1]()])
+            runs[0]()
+            theirs.result()
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from talweg import _interrupts
 from talweg._client import agents, hooks, local
 from talweg._client.attention import Attention
 from talweg._client.completions import Completions
 from talweg._client.deadlines import Deadlines
 from talweg._client.declared import Declared, Tensors
-from talweg._client.handles import Handle, Nameless, require_handle
+from talweg._client.handles import Handle, Nameless, PushedRound, require_handle
 from talweg._client.left_rounds import LeftRounds
 from talweg._counted import counted
 from talweg._declaration import Declaration, DType, Op, numpy_dtype
@@ -30,6 +31,7 @@ from talweg.errors import (
     Busy,
     Closed,
     InvalidArgument,
+    TalwegError,
     Timeout,
     Unsupported,
 )
@@ -134,6 +136,8 @@ class Client:
         self.names_watcher: NamesWatcher | None = None
         # The interrupted barriers of process sets: the next call continues them.
         self._open_barriers: dict[str, Handle] = {}
+        # The interrupted rounds of run(), by their names, that the next call goes on with.
+        self._interrupted: dict[str, Handle] = {}
         # The lanes of torch.distributed's process groups.
         self.lanes: dict[Any, Any] = {}
         self._companions: dict[type, Any] = {}
@@ -227,6 +231,7 @@ class Client:
         with self._lock:
             self._nameless = Nameless()
             self._open_barriers.clear()
+            self._interrupted.clear()
         with self.channels_lock:
             self.channels.clear()
             self.queues.clear()
@@ -368,10 +373,11 @@ class Client:
         finish: Callable[[], None] | None = None,
     ) -> Handle:
         """Does the same as push(), for a tensor that is already declared."""
-        round_ = self.push_round(declared, address, priority)
-        return Handle(
-            self, declared.tensor, round_, declared.name, out_address, result, keep, finish
-        )
+        with _interrupts.held:  # A handle that an interrupt then drops is a round that is left.
+            round_ = self.push_round(declared, address, priority)
+            return PushedRound(
+                self, declared.tensor, round_, declared.name, out_address, result, keep, finish
+            )
 
     def push_round(self, declared: Declared, address: int, priority: int) -> int:
         """Pushes the tensor's next round, and returns its number."""
@@ -455,15 +461,32 @@ class Client:
         ranks: tuple[int, ...] = (),
         suffix: str = "",
         timeout_s: float | None = None,
+        goes_on: bool = False,
     ) -> None:
         """Runs a whole round, in place, of a contiguous NumPy array.
 
-        `ranks` and `suffix`, those of a process set, limit the round to its ranks.
+        `ranks` and `suffix`, those of a process set, limit the round to its ranks. If the call is
+        interrupted, or ends with Timeout, the round ends by itself, and the next call is another
+        one. With `goes_on` the next call of the name goes on with the same round, and with the
+        array that the first call gave.
         """
         declaration = Declaration(numpy_dtype(array.dtype), array.size, op, root_rank, ranks)
-        address = array.ctypes.data
-        handle = self.push(name + suffix, declaration, address, address, keep=array)
-        self.synchronize(handle, timeout_s)
+        address, name = array.ctypes.data, name + suffix
+        with _interrupts.held:
+            handle = self._interrupted.pop(name, None)
+            if handle is None:
+                if self.left:
+                    timeout_s = self.left.wait_for(name, timeout_s)
+                handle = self.push(name, declaration, address, address, 0, array, array)
+            try:
+                result = self.synchronize(handle, timeout_s)
+            except BaseException as error:
+                is_open = isinstance(error, Timeout) or not isinstance(error, TalwegError)
+                if goes_on and is_open:
+                    self._interrupted[name] = handle
+                raise
+            if result is not array:
+                array[...] = result
 
     def barrier(
         self, ranks: tuple[int, ...] = (), suffix: str = "", timeout_s: float | None = None

@@ -83,6 +83,27 @@ class Handle:
 
 
 @dataclass(eq=False)
+class PushedRound(Handle):
+    """A round that is taken without its caller if the caller drops the handle: left_rounds.py."""
+
+    over: bool = False  # Whether the tensor may be pushed again.
+
+    def __del__(self) -> None:
+        if not self.over and not self.client.is_closed:
+            self.client.left.drop(self)
+
+    def take(self, connection: native.Connection, timeout_s: float | None) -> None:
+        try:
+            super().take(connection, timeout_s)
+        except Timeout:
+            raise
+        except TalwegError:
+            self.over = True
+            raise
+        self.over = True
+
+
+@dataclass(eq=False)
 class HandleOfMany(Handle):
     """One handle for several handles."""
 

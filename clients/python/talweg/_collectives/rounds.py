@@ -40,6 +40,7 @@ import numpy as np
 from talweg import _interrupts
 from talweg._call_site import CallSite, call_site
 from talweg._client import Client, Declared, Handle
+from talweg._client.handles import PushedRound
 from talweg._collectives import compared, one_call
 from talweg._collectives.call_channel import CallChannel, channel_named
 from talweg._collectives.channels import Job, Steps, Wait
@@ -132,7 +133,7 @@ def require(client: Client, what: str, declaration: Declaration) -> None:
 
 
 @dataclass(eq=False)
-class _SettledRound(Handle):
+class _SettledRound(PushedRound):
     """A round of a settled name.
 
     Two threads may take it: the caller's, and one that carries on the calls that are queued after
@@ -140,17 +141,12 @@ class _SettledRound(Handle):
     """
 
     declared: Declared | None = None
-    over: bool = False  # Whether the tensor may be pushed again.
     call: str = ""  # How error texts name a call without a name.
     taking: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         assert self.declared is not None
         self.declared.last = weakref.ref(self)
-
-    def __del__(self) -> None:
-        if not self.over and not self.client.is_closed:
-            self.client.left.drop(self)
 
     def leave(self) -> None:
         if not self.over:
@@ -179,7 +175,7 @@ class _SettledRound(Handle):
 
     def _take(self, connection: native.Connection, timeout_s: float | None) -> None:
         try:
-            super().take(connection, timeout_s)
+            Handle.take(self, connection, timeout_s)
         except Mismatch as mismatch:
             self.over = self.taken = True
             assert self.declared is not None

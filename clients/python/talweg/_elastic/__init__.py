@@ -11,6 +11,7 @@ What a rank needs to go on in another's place
     state           talweg.State
     state_rounds    how a State travels while all ranks wait
     sampler         which samples each rank takes
+    samples         those that nobody has taken yet
     shares          how many, in proportion to its speed
     own_time        how long a rank works in a step, without its waits
     generators      random generators among a State's values

@@ -23,8 +23,10 @@ COUNTER_LANES = 4
 
 
 def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
-    """Runs a round of all ranks, and returns `lanes`, which then hold the greatest of each lane."""
-    client.run(name, lanes, Op.MAX)
+    """Runs a round of all ranks, and returns `lanes`, which then hold the greatest of each lane. A
+    call after an interrupted one goes on with the same round.
+    """
+    client.run(name, lanes, Op.MAX, goes_on=True)
     return lanes
 
 

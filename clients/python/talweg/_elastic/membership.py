@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Optional
 
-from talweg import _client
+from talweg import _client, _interrupts
 from talweg._client import Client
 from talweg._elastic import state_rounds
 from talweg._elastic.agreement import Agreed, Agreement, Said
@@ -26,7 +26,7 @@ from talweg._elastic.replay import Replay
 from talweg._elastic.state_rounds import StateHolder
 from talweg._elastic.taking import Taking
 from talweg._elastic.views import Change, Least, Member, View, change_between, view_of
-from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized
+from talweg.errors import Aborted, InvalidArgument, Mismatch, NotSynchronized, TalwegError
 
 if TYPE_CHECKING:
     from talweg._digest import Hashing
@@ -112,6 +112,7 @@ class Membership:
         # The same if joiners have caught up. A thread hashes the state of that step's end, and all
         # ranks compare the digests at the end of the next step.
         self._hashes_first_step = False
+        self._has_compared = False  # In the step that an interrupt has kept from ending.
         self._hashing: Hashing | None = None
         # In the first step with a joiner, whether this rank has joined. None in any other step.
         self._entered: bool | None = None
@@ -386,22 +387,39 @@ class Membership:
     def _end_one_step(self, commit: Commit | None) -> Change | None:
         # First, because this rank's own work is over with the last push before this.
         times = self.holder.own_times() if self.holder is not None else ()
-        step = self._steps_base + self.client.connection.steps_ended() + 1
+        ended = self.client.connection.steps_ended()
+        step = self._steps_base + ended + 1
+        was_first = self._is_first_step
         is_compared, self._is_first_step = self._is_compared(step), False
+        try:
+            return self._end_this_step(commit, step, is_compared, times)
+        except TalwegError:
+            raise
+        except BaseException:  # A signal's handler has raised it. The next call ends the same step.
+            if self.client.connection.steps_ended() == ended:
+                self._is_first_step = was_first
+            raise
+
+    def _end_this_step(
+        self, commit: Commit | None, step: int, is_compared: bool, times: Sequence[tuple[int, int]]
+    ) -> Change | None:
         if not self.client.nodes_change:
-            self._end_step_of_all(commit, is_compared, times)
+            with _interrupts.held:  # A wait may be interrupted.
+                self._end_step_of_all(commit, is_compared, times)
             return None
         if self.is_joiner:
             raise NotSynchronized(_NOT_SYNCHRONIZED)
         before = self.view
         if not self._agreement.has_agreed:
             self._resynchronize(wants_state=False)
-        told = self._exchange(self._digest_of_step(is_compared), times)
-        ended = told.ended
-        if commit is not None:
-            commit(ended, told.times.tolist())
-        self._agreement.giving.on_boundary(step, self.view, ended, told.holds.tolist())
-        self.client.connection.end_step()
+        digest = self._digest_of_step(is_compared)
+        with _interrupts.held:  # A wait may be interrupted.
+            told = self._exchange(digest, times)
+            ended = told.ended
+            if commit is not None:
+                commit(ended, told.times.tolist())
+            self._agreement.giving.on_boundary(step, self.view, ended, told.holds.tolist())
+            self.client.connection.end_step()
         self._follow_newer(told.newest_epoch)
         change = change_between(before, self.view)
         self._tell(change)
@@ -412,12 +430,14 @@ class Membership:
     ) -> None:
         """Ends a step in which nobody comes or goes."""
         told: list[list[int]] = []
-        if is_compared and self.client.size > 1:
+        if is_compared and not self._has_compared and self.client.size > 1:
             state_rounds.compare(self.client, self.holder)
+            self._has_compared = True
         if times and self.client.size > 1:
             told = state_rounds.exchange_times(self.client, times)
         if commit is not None:
             commit(None, told)
+        self._has_compared = False
         if not self.client.is_alone:
             self.client.connection.end_step()
 

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from talweg._elastic.samples import Samples
 from talweg._elastic.shares import STEPS, OwnPace, Place, Shares
+from talweg._library.native_arguments import whole
 from talweg.errors import InvalidArgument, Mismatch
 
-_TORCH_LOADER = "torch.utils.data.dataloader"
+# A DataLoader takes batches, or samples to make batches of, in these modules.
+_TORCH_LOADERS = ("torch.utils.data.dataloader", "torch.utils.data.sampler")
 # The longest time that a program may tell of a step.
 _SECONDS_MAX = 10**9
-# After so many full steps without a time a rank warns that it knows none.
-_UNTIMED_MAX = 2 * STEPS
+# After so many full steps in a row without a time a rank warns that it knows none. With local steps
+# a rank has a time only of steps in which it pushes.
+_UNTIMED_MAX = 16 * STEPS
 
 
 class Stopwatch(Protocol):
@@ -63,7 +68,10 @@ class ElasticSampler:
         balance: bool = False,
         batch_size_max: int | None = None,
     ) -> None:
-        count = length if isinstance(length, int) else len(length)
+        count = _count_of(length)
+        batch_size = whole("ElasticSampler(batch_size)", batch_size)
+        if batch_size_max is not None:
+            batch_size_max = whole("ElasticSampler(batch_size_max)", batch_size_max)
         if count < 0 or batch_size < 1:
             raise InvalidArgument(
                 f"ElasticSampler of {count} samples in batches of {batch_size}: both must be "
@@ -100,9 +108,10 @@ class ElasticSampler:
     def set_epoch(self, epoch: int) -> None:
         """Begins with all samples, in the order of `epoch`. Call it at every rank alike."""
         self.epoch = epoch
-        self._left = list(range(self._count))
+        order = list(range(self._count))
         if self._shuffle:
-            random.Random(f"{self._seed}.{epoch}").shuffle(self._left)
+            random.Random(f"{self._seed}.{epoch}").shuffle(order)
+        self._left = Samples(order)
         self._dealt: list[list[int]] = []  # In the step that has begun, by rank.
         self.changes += 1
 
@@ -176,15 +185,21 @@ class ElasticSampler:
             )
         self._noted_ns = max(int(seconds * 1e9), 1)
 
-    def take_times(self) -> tuple[int, int]:
+    def take_times(self, reads: bool = True) -> tuple[int, int]:
         """Returns what this rank tells of its speed at the end of a step: the nanoseconds that a
         sample takes it, and a step. 0, 0: it cannot tell yet.
+
+        It reads the stopwatch, which several samplers may share, if its step has begun. Without
+        `reads` it does not.
         """
-        own_ns, step_ns = (None, 0) if self.stopwatch is None else self.stopwatch.take_ns()
+        own_ns, step_ns = None, 0
+        if self.stopwatch is not None and reads and self._dealt:
+            own_ns, step_ns = self.stopwatch.take_ns()
         own_ns, self._noted_ns = self._noted_ns or own_ns, None
         samples = self.own_samples
         if samples and self.step_samples == self.batch_size * self._size:
             if own_ns is not None:
+                self._untimed = 0
                 self._pace.on_step(own_ns, step_ns, samples)
             elif self.stopwatch is not None:
                 self._count_untimed()
@@ -194,7 +209,7 @@ class ElasticSampler:
         self._untimed += 1
         if self._untimed == _UNTIMED_MAX:
             warnings.warn(
-                f"ElasticSampler(balance=True): this rank has no time of its own work after {_UNTIMED_MAX} "
+                f"ElasticSampler(balance=True): this rank has no time of its own work in {_UNTIMED_MAX} "
                 "steps, so all shares stay as they are: its framework pushes gradients where nobody "
                 "sees when. Call the sampler's note_own_time(seconds) in each step",
                 RuntimeWarning,
@@ -207,10 +222,10 @@ class ElasticSampler:
         return (len(self._left) + each - 1) // each
 
     def __iter__(self) -> Iterator[list[int]]:
-        if sys._getframe(1).f_globals.get("__name__") == _TORCH_LOADER:
+        if sys._getframe(1).f_globals.get("__name__") in _TORCH_LOADERS:
             raise InvalidArgument(
-                "DataLoader(batch_sampler=ElasticSampler(...)): its workers take batches that nobody "
-                "deals again, and it cannot load a batch without samples: use "
+                "DataLoader with an ElasticSampler as its sampler or batch_sampler: its workers take "
+                "batches that nobody deals again, and it cannot load a batch without samples: use "
                 "talweg.torch.ElasticLoader(dataset, sampler, ...), which takes its other options"
             )
         return self._batches()
@@ -218,7 +233,8 @@ class ElasticSampler:
     def _batches(self) -> Iterator[list[int]]:
         self.begin_again()
         while self._left:
-            self._dealt, self._left = self._deal_step(self._left)
+            self._dealt, end = self._deal_step(self._left, self._left.begin)
+            self._left.take(end - self._left.begin)
             if self.stopwatch is not None:
                 self.stopwatch.begin()
             yield list(self._dealt[self._rank])
@@ -230,28 +246,31 @@ class ElasticSampler:
 
     def begin_again(self) -> None:
         """Takes back the batches of a step that nobody has ended, to deal them again."""
-        self._left = [index for batch in self._dealt for index in batch] + self._left
+        self._left.give_back([index for batch in self._dealt for index in batch])
         self._dealt = []
 
     def ahead(self) -> Iterator[list[int]]:
         """Yields this rank's batch of the step that has begun, and the batches that follow if
         nobody comes or goes. Takes none of them.
         """
-        rank, left = self._rank, self._left
+        # What comes back takes places before this one, and a new epoch has samples of its own.
+        rank, left, at = self._rank, self._left, self._left.begin
         if self._dealt:
             yield list(self._dealt[rank])
-        while left:
-            dealt, left = self._deal_step(left)
+        while at < left.end:
+            dealt, at = self._deal_step(left, at)
             yield dealt[rank]
 
-    def _deal_step(self, left: list[int]) -> tuple[list[list[int]], list[int]]:
-        """Returns the batches of one step, by rank, and the samples that are left then."""
-        count = min(self.batch_size * self._size, len(left))
-        dealt, at = [], 0
+    def _deal_step(self, left: Samples, at: int) -> tuple[list[list[int]], int]:
+        """Returns the batches, by rank, of the step whose first sample is at place `at`, and the
+        place after its last one.
+        """
+        count = min(self.batch_size * self._size, left.end - at)
+        dealt = []
         for samples in self._samples_of(count):
-            dealt.append(left[at : at + samples])
+            dealt.append(left.between(at, at + samples))
             at += samples
-        return dealt, left[count:]
+        return dealt, at
 
     def _samples_of(self, count: int) -> list[int]:
         """Returns how many samples each rank has in a step that has `count`."""
@@ -281,12 +300,12 @@ class ElasticSampler:
         ]
         if again:
             self.changes += 1
-        self._left = again + self._left
+        self._left.give_back(again)
         self._dealt = []
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the epoch, for a State."""
-        state = {"epoch": self.epoch, "left": list(self._left), "count": self._count}
+        state = {"epoch": self.epoch, "left": self._left.all(), "count": self._count}
         if self._shares is None:
             return state
         return {**state, "sizes": self._sizes, "shares": self._shares.state}
@@ -310,11 +329,24 @@ class ElasticSampler:
                 f"ElasticSampler: this rank has {self._count} samples, and the job "
                 f"{state['count']}: give every rank the same data"
             )
-        self.epoch, self._left, self._dealt = state["epoch"], list(state["left"]), []
+        self.epoch, self._left, self._dealt = state["epoch"], Samples(list(state["left"])), []
         if self._shares is not None:
             self._shares.state = state.get("shares", ())
             self._pace.begin_anew(skips=True)
         self.changes += 1
+
+
+def _count_of(length: Any) -> int:
+    try:
+        return operator.index(length)
+    except TypeError:
+        pass
+    try:
+        return len(length)
+    except TypeError:
+        raise InvalidArgument(
+            f"ElasticSampler({length!r}): it is the number of samples, or a sequence that is so long"
+        ) from None
 
 
 def _rules(sizes: list[int] | None) -> str:

@@ -220,7 +220,9 @@ class State:
         self.restore()
 
     def end_step(self) -> Change | None:
-        """Ends a step. Nodes come and go here. Returns `change`."""
+        """Ends a step. Nodes come and go here. Returns `change`. After Ctrl-C the next call ends the
+        same step.
+        """
         membership = membership_of(_client.current())
         before = membership.view
         try:
@@ -260,7 +262,10 @@ class State:
         return sum(sampler.balances for sampler in self._samplers())
 
     def own_times(self) -> Sequence[tuple[int, int]]:
-        return [sampler.take_times() for sampler in self._samplers() if sampler.balances]
+        balanced = [sampler for sampler in self._samplers() if sampler.balances]
+        # If two have batches in one step, nobody knows how long each one's work takes.
+        reads = sum(sampler.step_samples > 0 for sampler in balanced) == 1
+        return [sampler.take_times(reads) for sampler in balanced]
 
     def pack(self) -> Sequence[bytes | memoryview]:
         return objects.pieces_of(

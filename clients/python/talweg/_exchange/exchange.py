@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from talweg import _interrupts
 from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
 from talweg.errors import InternalError, InvalidArgument, Mismatch
@@ -39,7 +40,7 @@ class _Rounds:
     def __init__(
         self, touched: set[int], open_: dict[int, Any], marks: bytearray, marks_ticket: Any
     ) -> None:
-        self.touched = touched
+        self.touched = touched  # The parameters that have a gradient here.
         self.open = open_  # Tickets, in the order in which the rounds were started.
         self.taken: set[int] = set()
         self.marks = marks  # They end with the digest of the parameters' names and shapes.
@@ -243,9 +244,10 @@ class GradientExchange:
         tensor = self._tensors.get(index)
         if tensor is None or tensor.dtype != dtype:
             tensor = self._tensors[index] = self._tensor_of(index, dtype)
-        self._pushed[index] = self._adapter.start(tensor, index in self._touched)
-        if len(self._pushed) == 1:
-            self._move(Event.PUSHED)
+        with _interrupts.held:  # A push that nobody has noted would be made again.
+            self._pushed[index] = self._adapter.start(tensor, index in self._touched)
+            if len(self._pushed) == 1:
+                self._move(Event.PUSHED)
 
     def begin(self, has_batch: bool = True) -> None:
         """Pushes all gradients that backward has not. Does nothing if all are under way."""
@@ -259,12 +261,13 @@ class GradientExchange:
         for index in self._active:
             if index not in self._pushed:
                 self._push(index)
-        if self._leaves_out and (self._names_are_alike or self._adapter.began_apart()):
-            self._rounds = self._without_marks()
-        else:
-            self._rounds = self._with_marks(has_batch)
-        self._touched, self._pushed, self._passes_ended = set(), {}, 0
-        self._move(Event.ALL_PUSHED)
+        with _interrupts.held:
+            if self._leaves_out and (self._names_are_alike or self._adapter.began_apart()):
+                self._rounds = self._without_marks()
+            else:
+                self._rounds = self._with_marks(has_batch)
+            self._touched, self._pushed, self._passes_ended = set(), {}, 0
+            self._move(Event.ALL_PUSHED)
 
     def _with_marks(self, has_batch: bool) -> _Rounds:
         # One byte for each parameter, and a last byte for the rank itself.
@@ -281,7 +284,7 @@ class GradientExchange:
         marks = bytearray(len(self._parameters) + 1 + 2 * _DIGEST_BYTES)
         for index in self._active:
             marks[index] = 1
-        rounds = _Rounds(set(self._active), self._pushed, marks, None)
+        rounds = _Rounds(self._touched, self._pushed, marks, None)
         rounds.marks_are_there = True
         return rounds
 
@@ -303,11 +306,12 @@ class GradientExchange:
             if index not in rounds.open:
                 continue
             counts = index in rounds.touched or self._finish_marks(rounds)[index]
-            average = self._adapter.finish(rounds.open[index])
-            del rounds.open[index]  # Not before: a wait that is interrupted is gone on with.
-            rounds.taken.add(index)
-            if counts:
-                averages.append((index, average))
+            with _interrupts.held:
+                average = self._adapter.finish(rounds.open[index])
+                del rounds.open[index]  # Not before: a wait that is interrupted is gone on with.
+                rounds.taken.add(index)
+                if counts:
+                    averages.append((index, average))
         if not rounds.open:
             marks = self._finish_marks(rounds)
             self._rounds = None
@@ -367,8 +371,9 @@ class GradientExchange:
     def _put_back(self) -> None:
         if self._rounds is not None:
             for index in self._by_arrival(self._rounds):
-                for _, average in self.take([index]):
-                    self._adapter.put(index, average)
+                with _interrupts.held:
+                    for _, average in self.take([index]):
+                        self._adapter.put(index, average)
             self.take([])  # Needed if there is no parameter.
 
     def synchronize(self) -> None:
@@ -380,9 +385,10 @@ class GradientExchange:
         if self._state is State.NEXT_PARTLY_PUSHED:
             self._put_back()
         self.begin()
-        self._put_back()
-        self._adapter.note_gradients()
-        self._move(Event.PUT_BACK)
+        with _interrupts.held:  # A wait may be interrupted, and what follows the last one may not.
+            self._put_back()
+            self._adapter.note_gradients()
+            self._move(Event.PUT_BACK)
 
     def begin_anew(self) -> None:
         """Starts again, because the client that had the rounds is gone: no gradient has left."""
@@ -392,6 +398,8 @@ class GradientExchange:
         self._touched, self._pushed, self._passes_ended = set(), {}, 0
         self._tensors.clear()  # The tensors are declared again.
         self._unused = []
+        # The job may be another one. Its ranks may have other parameters, or exchange marks again.
+        self._names_are_alike, self._mismatch = False, None
 
     def discard(self) -> None:
         """Takes the open averages and drops them."""
@@ -423,15 +431,19 @@ class GradientExchange:
 
         Steps are counted from `first_step` on: the value of `steps` before the loop.
         """
+        self.require_join()
+        while self.shadow():
+            pass
+        steps = self._adapter.gather(self.steps - first_step, f"{self.name}.join")
+        return steps.index(max(steps))
+
+    def require_join(self) -> None:
+        """Raises InvalidArgument if join() does not work with this exchange."""
         if self._leaves_out:
             raise InvalidArgument(
                 "join() needs every rank in each round, and patience lets rounds go on without late "
                 "ranks: leave out patience=, or give every rank the same number of batches"
             )
-        while self.shadow():
-            pass
-        steps = self._adapter.gather(self.steps - first_step, f"{self.name}.join")
-        return steps.index(max(steps))
 
     def forget_accumulated(self) -> None:
         """Drops gradients that no step will use, unless the averages are under way."""

@@ -99,3 +99,5 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 IN_PASS = (State.PASS, State.PUSHING, State.NEXT_PASS, State.NEXT_PUSHING)
 # No pass runs, and rounds are open that begin() has not completed.
 LEFT_OPEN = (State.PARTLY_PUSHED, State.NEXT_PARTLY_PUSHED)
+# Some gradients of a step have left, but not all.
+PARTLY_LEFT = (State.PUSHING, State.NEXT_PUSHING, *LEFT_OPEN)

@@ -90,7 +90,9 @@ class GradientAverager(ClientAdapter):
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
-        self._hooks: dict[int, RemovableHandle] = {}  # The hooks of active parameters.
+        # The hooks of active parameters. They do not keep the averager alive: torch holds them where
+        # Python's garbage collector does not look.
+        self._hooks: dict[int, RemovableHandle] = {}
         self._outer: list[RemovableHandle] = []  # Hooks that notice the end of a nested backward.
         self.add(named_parameters)
         _client.call_when_replaced(self.use)
@@ -145,7 +147,7 @@ class GradientAverager(ClientAdapter):
             earlier.let_go(parameter)
         _averagers[id(parameter)] = self
         self._hooks[index] = parameter.register_post_accumulate_grad_hook(
-            partial(self._on_gradient, index)
+            partial(_on_gradient, weakref.ref(self), index)
         )
 
     def let_go(self, parameter: torch.nn.Parameter) -> None:
@@ -154,8 +156,11 @@ class GradientAverager(ClientAdapter):
         if index is not None and index in self._hooks:
             self._hooks[index].remove()
 
-    def _on_gradient(self, index: int, _: torch.Tensor) -> None:
-        self.exchange.on_gradient(index)
+    def end(self) -> None:
+        """Averages no gradient any more. The rounds that are open are left."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self.exchange.begin_anew()
 
     def watch_pass(self) -> None:
         when_it_ends(self._on_backward_end)
@@ -245,6 +250,7 @@ class GradientAverager(ClientAdapter):
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
         with _names_may_be_shared():
+            self._await_left(name + self.group.suffix)
             return super().start_marks(name, marks, priority)
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
@@ -256,11 +262,17 @@ class GradientAverager(ClientAdapter):
 
     def start_round(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         """Starts a parameter's round; its result takes the gradient's place."""
+        self._await_left(tensor.name)
         if self._patience_ms:
             return start_patient(
                 self.client, gradient, tensor, self._patient_declaration(tensor.index)
             )
         return start_average(self.client, gradient, tensor.name, tensor.priority)
+
+    def _await_left(self, name: str) -> None:
+        """Waits for a round that an earlier optimizer of this name has left."""
+        if self.client.left:
+            self.client.left.wait_for(name, None)
 
     def finish(self, ticket: Pushed) -> Any:
         return finish(self.client, ticket.handle)
@@ -313,8 +325,14 @@ class GradientAverager(ClientAdapter):
         return _TEXTS[refusal]
 
 
+def _on_gradient(averager: weakref.ref[GradientAverager], index: int, _: torch.Tensor) -> None:
+    found = averager()
+    if found is not None:
+        found.exchange.on_gradient(index)
+
+
 # Where torch compiles the backward pass (compiled autograd), it traces hooks of gradients, too.
-keep_out_of_graphs(GradientAverager._on_gradient)
+keep_out_of_graphs(_on_gradient)
 
 # The averager of each active parameter, by the parameter's id. It keeps the parameter alive.
 _averagers: weakref.WeakValueDictionary[int, GradientAverager] = weakref.WeakValueDictionary()

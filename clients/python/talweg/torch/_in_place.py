@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from talweg import _interrupts
 from talweg._client import Client, Declared, Handle
+from talweg._client.handles import PushedRound
 from talweg._client.in_place import Buffer
 from talweg._declaration import Op
 from talweg._library import native
@@ -25,16 +27,17 @@ def is_worth_it(parameter: torch.Tensor) -> bool:
 
 
 @dataclass(eq=False)
-class _Round(Handle):
-    """A round whose result is a tensor over the buffer. take() makes that tensor."""
+class _Round(PushedRound):
+    """A round whose result is a tensor over the buffer. take() makes that tensor, of the shape of
+    the gradient that is kept.
+    """
 
-    gradient: torch.Tensor | None = None
     buffer: Buffer | None = None
 
     def take(self, connection: native.Connection, timeout_s: float | None) -> None:
         super().take(connection, timeout_s)
-        if self.gradient is not None and self.buffer is not None:
-            self.result = _view(self.buffer, self.gradient)
+        if self.keep is not None and self.buffer is not None:
+            self.result = _view(self.buffer, self.keep)
 
 
 def _view(buffer: Buffer, like: torch.Tensor) -> torch.Tensor:
@@ -67,10 +70,11 @@ def start_average(client: Client, gradient: torch.Tensor, name: str, priority: i
     buffer.claim()
     if not buffer.gives_views:
         return client.push_declared(declared, address, address, priority, gradient, gradient)
-    client.before_push(declared, address)
-    round_ = client.connection.push_pull(declared.tensor, address, priority)
-    client.count_push(declared.declaration)
-    return _Round(client, declared.tensor, round_, declared.name, gradient=gradient, buffer=buffer)
+    with _interrupts.held:  # A handle that an interrupt then drops is a round that is left.
+        client.before_push(declared, address)
+        round_ = client.connection.push_pull(declared.tensor, address, priority)
+        client.count_push(declared.declaration)
+        return _Round(client, declared.tensor, round_, declared.name, keep=gradient, buffer=buffer)
 
 
 def _fits(gradient: torch.Tensor, declared: Declared) -> bool:

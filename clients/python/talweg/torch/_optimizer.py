@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from talweg._declaration import milliseconds_of
+from talweg._exchange.states import PARTLY_LEFT
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
 from talweg.torch._forward_overlap import ForwardOverlap
@@ -91,6 +93,7 @@ class _DistributedMethods:
                 "often as the loss asks for: give every rank the same number of batches"
             )
         exchange = self._talweg.exchange
+        exchange.require_join()
         first_step = exchange.steps
         yield
         self.synchronize_parameters()
@@ -271,13 +274,16 @@ def distribute(
             "overlap_forward: a learning rate scheduler has wrapped this optimizer's step() "
             "already: make schedulers after DistributedOptimizer()"
         )
-    averager = make_averager(not overlaps)
+    averager = make_averager(not overlaps)  # It must not keep the optimizer alive.
     original = type(optimizer)
     methods = _OverlappedMethods if overlaps else _DistributedMethods
     optimizer.__class__ = type(original.__name__, (methods, original), {})
     optimizer._patch_step_function()  # Users' step hooks run around this step, once.
     distributed: Any = optimizer
     distributed._talweg = averager
+    # Not when Python collects garbage, which each rank does at another time.
+    distributed._talweg_end = weakref.finalize(optimizer, averager.end)
+    distributed._talweg_end.atexit = False
     distributed._talweg_skip = False
     distributed._talweg_original = original
     hooks: list[RemovableHandle] = []
@@ -305,8 +311,17 @@ def take_back(optimizer: Any) -> None:
             )
         if not optimizer._talweg.client.is_closed:
             optimizer.synchronize_parameters()
+    averager = vars(optimizer).get("_talweg")
+    is_there = averager is not None and not averager.client.is_closed
+    if is_there and averager.exchange.state in PARTLY_LEFT:
+        raise InvalidArgument(
+            "this optimizer has been distributed before, and its last backward() has ended with an "
+            "error: every rank calls its synchronize() and zero_grad() before it is distributed anew"
+        )
     for hook in optimizer._talweg_hooks:
         hook.remove()
+    if averager is not None:
+        optimizer._talweg_end()
     optimizer.__class__ = original
     for name in [name for name in vars(optimizer) if name.startswith(("_talweg", "_horovod"))]:
         delattr(optimizer, name)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from talweg._calls import Calls
 from talweg._client import Handle, group_of
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
@@ -55,17 +56,20 @@ class ChosenAverager(GradientAverager):
         waits: bool = True,
         before_backward: Callable[[bool], None] | None = None,
     ) -> None:
-        """`before_backward` is called at a pass's first gradient: True if `.grad` is averaged."""
+        """`before_backward` is called at a pass's first gradient: True if `.grad` is averaged. A
+        method is called as long as its object lives, which may hold the optimizer.
+        """
         self._choices = choices
-        self._before_backward = before_backward
+        self._before_backward = Calls()
+        if before_backward is not None:
+            self._before_backward.add(before_backward)
         # The number of sparse dimensions of each sparse gradient, by its parameter's index.
         self._sparse: dict[int, int] = {}
         super().__init__(named_parameters, passes, name, waits, choices.members)
         averagers.add(self)
 
     def watch_pass(self) -> None:
-        if self._before_backward is not None:
-            self._before_backward(self.exchange.averaged)
+        self._before_backward(self.exchange.averaged)
         super().watch_pass()
 
     def declare(self, tensors: Sequence[Tensor]) -> None:

@@ -18,6 +18,7 @@ from talweg._elastic.state import State
 from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch._local_sgd import local_steps_of
 from talweg.torch._replay import TorchReplay
+from talweg.torch._sharded import refuse_sharded
 
 # The key, in an optimizer's captured value, of the names of each parameter group's parameters. A
 # rank that lacks groups adds them by these names.
@@ -92,6 +93,7 @@ class Elastic(State):
         named: dict[str, Any] = dict(values) if model is None else {"model": model, **values}
         if optimizer is not None:
             named["optimizer"] = optimizer
+        refuse_sharded(named)
         super().__init__(**named)
         self._sampler: ElasticSampler | None = next(self._samplers(), None)
         # It is a part of the state, so a joiner scales as the others do.
@@ -110,6 +112,7 @@ class Elastic(State):
             optimizer.register_step_post_hook(lambda *_: self._restore_rates(optimizer))
 
     def begin(self) -> bool:
+        refuse_sharded(self._values)  # The program may have sharded a model since.
         # A rank that begins again, because others were lost, keeps the value of the first begin().
         if self._sampler is not None and not self._values["full_step"]:
             self._values["full_step"] = self._sampler.batch_size * _client.current().size

@@ -30,7 +30,7 @@ def main() -> int:
             print("has pushed", flush=True)
             continue
         assert handle is not None, line
-        total = int(handle.wait()[0])
+        total = int(talweg.synchronize(handle)[0])
         step += 1
         counts = [total // _BASE**rank % _BASE for rank in range(talweg.size())]
         print(f"step {step} has {counts} of {handle.ranks_summed} ranks", flush=True)

@@ -100,7 +100,7 @@ class Sessions {
 
  private:
   void Admit(ConnectionId connection, Session& session, int64_t now_ns, Effects& out);
-  // The Hello waits for its view. Of one member only the newest connection does.
+  // The Hello waits for its view. Only the newest connection of a member does.
   void Hold(ConnectionId connection, Session& session, int64_t now_ns, Effects& out);
   // Closes the other connections of this member for which `concerns` is true. Returns false if one
   // of them is newer: then `connection` is closed, and its session is gone.

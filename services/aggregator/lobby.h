@@ -56,7 +56,7 @@ class Lobby {
   // its job. The caller then calls Hold or Leave.
   std::optional<wire::Frame> OnFrame(ConnectionId id, std::span<const std::byte> bytes);
   // The job is not known yet, so the Hello of `member` waits. The peer must send nothing before the
-  // answer. Of one member, only the newest connection waits.
+  // answer. Only the newest connection of a member waits.
   void Hold(ConnectionId id, JobId job, const view::MemberIdentity& member,
             std::span<const std::byte> hello);
   // Returns the Hellos that wait for this job, which is now known. The connections stay until

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import unittest
 
 from launcher_hosts import HostsTest
@@ -23,6 +24,14 @@ class MpirunTest(SiteTest):
     def test_the_backend_of_torch(self) -> None:
         output = self.run_line([*self.mpirun, "-np", "2", *BACKEND])
         self.require_ranks_of_torch(output, 2)
+        self.require_nothing_left()
+
+    def test_other_backends_of_torch(self) -> None:
+        """Talweg leaves their groups to torch, which wants its own variables."""
+        program = "import talweg.torch, torch; torch.distributed.init_process_group('gloo')"
+        rank = [sys.executable, "-P", "-c", program]
+        output = self.run_line([*self.mpirun, "-np", "1", *rank], status=None)
+        self.assertIn("environment variable RANK expected", output)
         self.require_nothing_left()
 
     def test_several_lives_and_two_jobs_at_once(self) -> None:

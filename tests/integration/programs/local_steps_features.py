@@ -10,6 +10,8 @@ import pickle
 from typing import Any
 
 import talweg
+import talweg.byteps.torch as bps
+import talweg.horovod.torch as hvd
 import talweg.torch as tw
 import torch
 from cases import run_cases
@@ -453,6 +455,18 @@ def refused_arguments() -> None:
     )
     together = tw.DistributedOptimizer(_sgd(other), other.named_parameters(), name="refused")
     expect(talweg.InvalidArgument, "is a DistributedOptimizer", tw.LocalSGD, other, together, 3)
+    local = tw.LocalSGD(model, _sgd(model), 3, name="refused.local")
+    expect(talweg.InvalidArgument, "call its flush()", tw.DistributedOptimizer, local)
+    hvd.init()
+    bps.init()
+    named = {"named_parameters": list(model.named_parameters())}
+    expect(talweg.InvalidArgument, "call its flush()", hvd.DistributedOptimizer, local, **named)
+    expect(talweg.InvalidArgument, "call its flush()", bps.DistributedOptimizer, local, **named)
+    adasum = {**named, "op": hvd.Adasum}
+    expect(talweg.InvalidArgument, "call its flush()", hvd.DistributedOptimizer, local, **adasum)
+    assert hasattr(local, "flush")
+    combined = hvd.DistributedOptimizer(_sgd(other), op=hvd.Adasum)
+    expect(talweg.InvalidArgument, "is a DistributedOptimizer", tw.LocalSGD, other, combined, 3)
     meta = nn.Linear(2, 2, device="meta")
     expect(talweg.InvalidArgument, "parameter 'weight'", tw.LocalSGD, meta, _sgd(meta), 3)
     expect(talweg.InvalidArgument, "model is a generator", tw.LocalSGD, model.parameters(), None, 3)

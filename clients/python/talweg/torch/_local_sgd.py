@@ -13,7 +13,7 @@ from talweg._collectives.process_sets import ProcessSet
 from talweg.errors import InvalidArgument
 from talweg.torch._local_rule import Rule
 from talweg.torch._local_steps import LocalSteps
-from talweg.torch._optimizer import OptimizerT, _DistributedMethods, take_back
+from talweg.torch._optimizer import OptimizerT, undo
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 # The entry of a state_dict(), beside those of torch.
@@ -131,16 +131,16 @@ def _make_local(
             f"{caller}: the optimizer is a {type(optimizer).__name__}; it must be a "
             "torch.optim.Optimizer"
         )
-    if isinstance(optimizer, _DistributedMethods):
+    earlier = local_steps_of(optimizer)
+    if earlier is None and "_talweg_original" in vars(optimizer):
         raise InvalidArgument(
             f"{caller}: this optimizer is a DistributedOptimizer, whose ranks meet in each step: "
             "give the plain optimizer"
         )
-    earlier = local_steps_of(optimizer)
+    steps = LocalSteps(caller, model, optimizer, rule, name, process_set)
     if earlier is not None:
         earlier.end()
-    take_back(optimizer)
-    steps = LocalSteps(caller, model, optimizer, rule, name, process_set)
+    undo(optimizer)
     local: Any = optimizer
     unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
     original = type(optimizer)

@@ -105,16 +105,32 @@ class Part:
         else:
             local.copy_((1 - mix) * self.shared + mix * local.to(self.dtype))
 
-    def load(self, x0: torch.Tensor | None, momentum: torch.Tensor | None) -> None:
-        like, kind = self.local, self.dtype
+    def has(self, values: torch.Tensor) -> bool:
+        """Whether the parameter has these values. NaN is NaN."""
+        local = self.local
+        return bool(((local == values) | (local.isnan() & values.isnan())).all())
+
+    def require_fits(self, x0: torch.Tensor | None, momentum: torch.Tensor | None) -> None:
+        """Raises InvalidArgument for values of another shape."""
         for name, value in (("x0", x0), ("momentum", momentum)):
-            if value is not None and value.shape != like.shape:
+            if value is not None and value.shape != self.local.shape:
                 raise InvalidArgument(
                     f"the {name} of {self} has shape {list(value.shape)} in the state that is "
                     "loaded: load the state of the same model"
                 )
+
+    def require_count(self, mean: torch.Tensor) -> None:
+        """Does the same for a mean that is not applied yet."""
+        if mean.numel() != self.local.numel():
+            raise InvalidArgument(
+                f"the mean of {self} has {mean.numel()} numbers in the state that is loaded: load "
+                "the state of the same model"
+            )
+
+    def load(self, x0: torch.Tensor | None, momentum: torch.Tensor | None) -> None:
+        device, kind = self.local.device, self.dtype
         self.x0, self.momentum = (
-            None if value is None else value.detach().to(like.device, kind, copy=True)
+            None if value is None else value.detach().to(device, kind, copy=True)
             for value in (x0, momentum)
         )
 

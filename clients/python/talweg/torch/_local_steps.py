@@ -294,16 +294,24 @@ class LocalSteps:
         parts = [part for part in self._parts.values() if part.x0 is not None]
         own = [part.local.clone() for part in parts]
         self._is_lent = True
+        changed: list[str] = []
         try:
             with torch.no_grad():
                 for part in parts:
                     part.put(0)
             yield
+            changed = [p.name for p in parts if not p.has(p.shared.to(p.local.dtype))]
         finally:
             with torch.no_grad():
                 for part, mine in zip(parts, own):
                     part.local.copy_(mine)
             self._is_lent = False
+        if changed:
+            raise InvalidArgument(
+                f"{self._caller}: parameter '{changed[0]}' has been changed within "
+                "global_parameters(), and has this rank's values again: load and change parameters "
+                "outside of it"
+            )
 
     # ----- Agreements -----
 
@@ -413,16 +421,9 @@ class LocalSteps:
             ],
         }
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
-        self._leave()
-        self.agree_anew()
+    def require_fits(self, state: dict[str, Any] | None) -> None:
+        """Raises Mismatch or InvalidArgument for a state that cannot be loaded. Changes nothing."""
         if state is None:
-            self.steps = 0
-            for part in self._parts.values():
-                part.x0 = part.momentum = None
-            for fragment in self._fragments:
-                fragment.moved = False
             return
         differs = self.rule.difference(state["arguments"])
         if differs is not None:
@@ -438,6 +439,25 @@ class LocalSteps:
                     f"{self._rounds.title}: the state that is loaded has the parameter '{name}', which "
                     "the optimizer has not: load the state of the same model"
                 )
+        for name, values in state["parameters"].items():
+            known[name].require_fits(**values)
+        for flight in state["flights"]:
+            for name, mean in flight["parameters"].items():
+                known[name].require_count(mean)
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
+        self.require_fits(state)
+        self._leave()
+        self.agree_anew()
+        if state is None:
+            self.steps = 0
+            for part in self._parts.values():
+                part.x0 = part.momentum = None
+            for fragment in self._fragments:
+                fragment.moved = False
+            return
+        known = {part.name: part for part in self._parts.values()}
         nothing = {"x0": None, "momentum": None}
         for name, part in known.items():
             part.load(**state["parameters"].get(name, nothing))

@@ -210,6 +210,64 @@ def loaded_states() -> None:
     _everywhere(model, optimizer, "broadcast_optimizer_state()")
 
 
+def refused_states() -> None:
+    """A state that is refused changes nothing."""
+    torch.manual_seed(1)
+    model, other = two_layers(), two_layers()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer: Any = tw.DiLoCo(model, inner, 4, delay=2, name="refused.state")
+    for step in range(5):
+        _step(model, optimizer, step)
+    foreign = tw.DiLoCo(other, _sgd(other, 0.5), 3, name="refused.foreign")
+    _step(other, foreign, 0)
+    theirs, own = foreign.state_dict(), copy.deepcopy(optimizer.state_dict())
+
+    def refused(error: type[Exception], text: str, entry: dict[str, Any]) -> None:
+        expect(error, text, optimizer.load_state_dict, {**theirs, "talweg_local": entry})
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        assert repr(optimizer.state_dict()) == repr(own)
+
+    entry = own["talweg_local"]
+    refused(talweg.Mismatch, "was saved with every=3", theirs["talweg_local"])
+    wrong = copy.deepcopy(entry)
+    wrong["parameters"]["1.bias"]["x0"] = torch.zeros(7)
+    refused(talweg.InvalidArgument, "the x0 of '1.bias' (float32[3]) has shape [7]", wrong)
+    wrong = copy.deepcopy(entry)
+    wrong["flights"][0]["parameters"]["1.bias"] = torch.zeros(7)
+    refused(talweg.InvalidArgument, "the mean of '1.bias' (float32[3]) has 7 numbers", wrong)
+    for step in range(5, 8):
+        _step(model, optimizer, step)
+    _everywhere(model, optimizer, "a state is refused")
+
+
+def changes_of_lent_parameters() -> None:
+    torch.manual_seed(1)
+    model = two_layers()
+    optimizer = tw.LocalSGD(model, _sgd(model), 4, name="lent")
+    _step(model, optimizer, 0)
+    own = _bits(model)
+    with optimizer.global_parameters():
+        kept = copy.deepcopy(model.state_dict())
+
+    def load() -> None:
+        with optimizer.global_parameters():
+            model.load_state_dict({key: value + 1 for key, value in kept.items()})
+
+    expect(talweg.InvalidArgument, "'0.weight' has been changed within", load)
+    assert _bits(model) == own
+
+    def fail() -> None:
+        with optimizer.global_parameters():
+            model.load_state_dict({key: value + 1 for key, value in kept.items()})
+            raise ValueError("as it is")
+
+    expect(ValueError, "as it is", fail)
+    assert _bits(model) == own
+    with optimizer.global_parameters():  # What is as before has not changed.
+        model.load_state_dict(kept)
+    _everywhere(model, optimizer, "lent")
+
+
 def one_rank_alone() -> None:
     """A rank that does alone what all are to do meets the others in their next synchronisation."""
     if tw.size() == 1:
@@ -354,6 +412,8 @@ if __name__ == "__main__":
         added_parameters,
         made_after_a_joiner,
         outside_of_the_optimizer,
+        refused_states,
+        changes_of_lent_parameters,
         one_rank_alone,
     )
     tw.shutdown()

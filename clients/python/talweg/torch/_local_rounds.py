@@ -17,7 +17,7 @@ from talweg._collectives import objects, rounds
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
 from talweg.errors import Aborted, Busy, Mismatch, Timeout
-from talweg.torch._local_parts import Part
+from talweg.torch._local_parts import Others, Part
 from talweg.torch._local_rule import Rule
 from talweg.torch._tensors import finish, start
 
@@ -48,6 +48,26 @@ class Round:
             finish(self.client, self.handle)
         if self.then is not None:
             self.then()
+
+
+@dataclass(eq=False)
+class Comparison(Round):
+    """A round that compares."""
+
+    layouts_differ: bool = False  # Set by finish().
+
+
+def _digest(text: str) -> bytes:
+    digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+    return digest + bytes(255 - byte for byte in digest)
+
+
+def _are_alike(lanes: np.ndarray) -> bool:
+    """Whether all ranks have given the same digest. The maximum of the lanes shows each byte's
+    largest and smallest value.
+    """
+    pairs = zip(lanes[:_DIGEST_BYTES].tolist(), lanes[_DIGEST_BYTES:].tolist())
+    return all(largest + smallest == 255 for largest, smallest in pairs)
 
 
 class Rounds:
@@ -100,15 +120,12 @@ class Rounds:
         told = objects.all_gather_object(self.client, value, full, self.process_set, timeout_s)
         return list(zip(self.group.ranks, told))
 
-    def compare(self, text: str, name: str, shared: str = "") -> Round:
+    def compare(self, text: str, name: str, shared: str = "", layout: str = "") -> Comparison:
         """Starts to compare where ranks are (`text`), and a digest of what they have alike.
-        finish() raises Mismatch, at all ranks, if a rank has something else.
+        finish() raises Mismatch, at all ranks, if a rank has something else. Layouts may differ.
         """
-        both = f"{text}\0{shared}".encode()
-        digest = hashlib.blake2b(both, digest_size=_DIGEST_BYTES).digest()
-        # The maximum shows each byte's largest and smallest value.
-        lanes: np.ndarray = np.frombuffer(digest + bytes(255 - byte for byte in digest), np.uint8)
-        lanes = lanes.copy()
+        both = _digest(f"{text}\0{shared}") + _digest(layout)
+        lanes: np.ndarray = np.frombuffer(both, np.uint8).copy()
         client, group, address = self.client, self.group, lanes.ctypes.data
         declaration = Declaration(DType.U8, lanes.size, Op.MAX, 0, group.listed)
         rounds.before_call(client, f"{self.name}.{name}", self.process_set)
@@ -117,16 +134,20 @@ class Rounds:
             handle = rounds.repeat(client, declared, address, 0, lanes)
         except Busy as error:
             raise self._explained(error) from None
+        comparison = Comparison(client, handle)
 
         def judge() -> None:
-            pairs = zip(lanes[:_DIGEST_BYTES].tolist(), lanes[_DIGEST_BYTES:].tolist())
-            if not all(largest + smallest == 255 for largest, smallest in pairs):
+            comparison.then = None
+            one, other = np.split(lanes, 2)
+            comparison.layouts_differ = not _are_alike(other)
+            if not _are_alike(one):
                 try:
                     self._raise_mismatch((text, shared), name)
                 finally:
                     self._mismatches += 1
 
-        return Round(client, handle, judge)
+        comparison.then = judge
+        return comparison
 
     def _raise_mismatch(self, own: tuple[str, str], name: str) -> None:
         try:
@@ -161,16 +182,19 @@ class Flight:
     parts: list[Part]
     average: torch.Tensor
     means: torch.Tensor | None = None
+    others: Others | None = None  # What `means` are of; None if the flight was loaded.
     # What starts the rounds that are not started yet, and those that are started and not finished.
-    starts: list[Callable[[], Round]] = field(default_factory=list)
+    starts: list[Callable[[], Round | None]] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
 
     def launch(self) -> None:
         """Starts the rounds."""
         while self.starts:
             with _interrupts.held:  # A round that is started is noted.
-                self.rounds.append(self.starts[0]())
+                started = self.starts[0]()
                 del self.starts[0]
+                if started is not None:
+                    self.rounds.append(started)
 
     def take(self) -> None:
         """Returns when the means are there."""

@@ -20,15 +20,14 @@ from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch import _local_agreement as agreement
 from talweg.torch._local_parts import (
     Fragment,
+    Others,
     Part,
     buffers_of,
-    gathered,
-    put_back,
     require_dense,
     slices_of,
     state_of,
 )
-from talweg.torch._local_rounds import Flight, Round, Rounds
+from talweg.torch._local_rounds import Comparison, Flight, Round, Rounds
 from talweg.torch._local_rule import Rule, cut
 
 
@@ -230,30 +229,39 @@ class LocalSteps:
         with self._dropped_on_error(flight):
             flight.take()
 
-    def _others(self, fragment: Fragment) -> list[torch.Tensor]:
+    def _others(self, fragment: Fragment) -> Others:
         """Returns the tensors that become their means when the fragment is applied."""
+        parts = fragment.active
         if fragment is not self._fragments[-1]:
-            return []
+            return Others([], {}, parts)
         buffers = buffers_of(self._model) if self.rule.average_buffers else []
-        state = state_of(self._optimizer, fragment.active) if self.rule.average_state else []
-        return [*buffers, *state]
+        state = state_of(self._optimizer, parts) if self.rule.average_state else {}
+        return Others(buffers, state, parts)
 
     def _prepared(self, fragment: Fragment, what: str, due: int, rule: Rule) -> Flight:
         """Returns the flight of a fragment, whose rounds launch() starts."""
         rounds, parts, others = self._rounds, fragment.active, self._others(fragment)
-        shapes = [list(each.shape) for each in others]
+        shapes = [list(each.shape) for each in others.buffers]
         names = "\0".join([*map(str, parts), str(shapes)])
         having = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
         text = (
-            f"{what}, fragment {fragment.number} with {len(parts)} parameters and {len(others)} "
-            f"buffers and tensors of state ({having})"
+            f"{what}, fragment {fragment.number} with {len(parts)} parameters and "
+            f"{len(others.buffers)} buffers ({having})"
         )
         is_flush = rule is not self.rule
         shared = ""
         if is_flush or rule.compares_shared(fragment.number, self.steps):
             shared = f"{agreement.digest_of(each for part in parts for each in part.kept):016x}"
         average = fragment.buffer(parts) if parts else torch.empty(0)
-        flight = Flight(fragment.number, due, rule, parts, average)
+        flight = Flight(fragment.number, due, rule, parts, average, None, others)
+        comparison: Comparison | None = None
+
+        def send_comparison() -> Round:
+            nonlocal comparison
+            comparison = rounds.compare(
+                text, f"alike.{fragment.number}", shared, str(sorted(others.layout.items()))
+            )
+            return comparison
 
         @torch.no_grad()
         def send_differences() -> Round:
@@ -262,15 +270,23 @@ class LocalSteps:
             return rounds.average(average, f"fragment.{fragment.number}")
 
         @torch.no_grad()
-        def send_others() -> Round:
-            flight.means = gathered(others)
-            return rounds.average(flight.means, "means")
+        def send_others() -> Round | None:
+            if self.rule.average_state:
+                assert comparison is not None
+                comparison.finish()
+                if comparison.layouts_differ:
+                    told = rounds.tell(others.layout, f"state.{fragment.number}")
+                    others.complete(told, rounds.title)
+            numbers = others.numbers()
+            if numbers.numel() == 0:
+                return None
+            flight.means = numbers
+            return rounds.average(numbers, "means")
 
-        flight.starts.append(lambda: rounds.compare(text, f"alike.{fragment.number}", shared))
+        flight.starts.append(send_comparison)
         if parts:
             flight.starts.append(send_differences)
-        if others:
-            flight.starts.append(send_others)
+        flight.starts.append(send_others)
         return flight
 
     @torch.no_grad()
@@ -283,7 +299,7 @@ class LocalSteps:
                 part.make_outer_step(mean, rule)
                 part.put(rule.mix)
             if flight.means is not None:
-                put_back(self._others(fragment), flight.means, rule.mix)
+                (flight.others or self._others(fragment)).put(flight.means, rule.mix)
             fragment.moved = rule.mix > 0
 
     @contextlib.contextmanager
@@ -294,16 +310,24 @@ class LocalSteps:
         parts = [part for part in self._parts.values() if part.x0 is not None]
         own = [part.local.clone() for part in parts]
         self._is_lent = True
+        changed: list[str] = []
         try:
             with torch.no_grad():
                 for part in parts:
                     part.put(0)
             yield
+            changed = [p.name for p in parts if not p.has(p.shared.to(p.local.dtype))]
         finally:
             with torch.no_grad():
                 for part, mine in zip(parts, own):
                     part.local.copy_(mine)
             self._is_lent = False
+        if changed:
+            raise InvalidArgument(
+                f"{self._caller}: parameter '{changed[0]}' has been changed within "
+                "global_parameters(), and has this rank's values again: load and change parameters "
+                "outside of it"
+            )
 
     # ----- Agreements -----
 
@@ -413,16 +437,9 @@ class LocalSteps:
             ],
         }
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
-        self._leave()
-        self.agree_anew()
+    def require_fits(self, state: dict[str, Any] | None) -> None:
+        """Raises Mismatch or InvalidArgument for a state that cannot be loaded. Changes nothing."""
         if state is None:
-            self.steps = 0
-            for part in self._parts.values():
-                part.x0 = part.momentum = None
-            for fragment in self._fragments:
-                fragment.moved = False
             return
         differs = self.rule.difference(state["arguments"])
         if differs is not None:
@@ -438,6 +455,25 @@ class LocalSteps:
                     f"{self._rounds.title}: the state that is loaded has the parameter '{name}', which "
                     "the optimizer has not: load the state of the same model"
                 )
+        for name, values in state["parameters"].items():
+            known[name].require_fits(**values)
+        for flight in state["flights"]:
+            for name, mean in flight["parameters"].items():
+                known[name].require_count(mean)
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
+        self.require_fits(state)
+        self._leave()
+        self.agree_anew()
+        if state is None:
+            self.steps = 0
+            for part in self._parts.values():
+                part.x0 = part.momentum = None
+            for fragment in self._fragments:
+                fragment.moved = False
+            return
+        known = {part.name: part for part in self._parts.values()}
         nothing = {"x0": None, "momentum": None}
         for name, part in known.items():
             part.load(**state["parameters"].get(name, nothing))

@@ -299,7 +299,19 @@ def distribute(
 
 
 def take_back(optimizer: Any) -> None:
-    """Undoes an earlier distribute() of `optimizer`."""
+    """Undoes an earlier distribute() of `optimizer`. Raises InvalidArgument if it makes local steps:
+    then ranks may have different parameters, and a gradient says nothing of that.
+    """
+    if "_talweg_local" in vars(optimizer):
+        raise InvalidArgument(
+            "this optimizer makes local steps (LocalSGD or DiLoCo): call its flush() at all ranks, and "
+            "make a plain optimizer to distribute"
+        )
+    undo(optimizer)
+
+
+def undo(optimizer: Any) -> None:
+    """Makes the optimizer the plain one that it was."""
     original = vars(optimizer).get("_talweg_original")
     if original is None:
         return

@@ -36,6 +36,19 @@ class MarkTest(unittest.TestCase):
         program = "if os.fork() == 0: raise ValueError('x')\nos.wait()\nos._exit(0)"
         self.assertIsNone(self.mark_after(program))
 
+    def test_a_call_is_registered_once_in_a_process(self) -> None:
+        program = (
+            "import atexit\nbefore = atexit._ncallbacks()\n"
+            "def call(): pass\n"
+            "for _ in range(3): _at_exit.register(call)\n"
+            "assert atexit._ncallbacks() == before + 1\n"
+            "if os.fork() == 0:\n"
+            "    _at_exit.register(call)\n"
+            "    os._exit(atexit._ncallbacks() - before)\n"
+            "raise ValueError if os.wait()[1] >> 8 != 2 else SystemExit(0)"
+        )
+        self.assertEqual(self.mark_after(program), "")
+
 
 if __name__ == "__main__":
     unittest.main()

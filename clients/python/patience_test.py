@@ -6,8 +6,10 @@ from __future__ import annotations
 import unittest
 from typing import Any, cast
 
+import numpy as np
 from model_framework import Framework
 from talweg._client.declared import Tensors
+from talweg._client.local import LocalConnection
 from talweg._declaration import Declaration, DType, Op, milliseconds_of
 from talweg.errors import InvalidArgument, Unsupported
 
@@ -97,9 +99,21 @@ class DeclarationTest(unittest.TestCase):
         self.assertEqual(
             [milliseconds_of(each) for each in (None, 0.001, 0.0204, 65)], [0, 1, 20, 65000]
         )
-        for patience in (0, -1.0, 0.0009, 66, float("nan")):
+        self.assertEqual(milliseconds_of(cast(Any, np.float32(0.02))), 20)
+        for patience in cast(
+            Any, (0, -1.0, 0.0009, 66, float("nan"), "0.02", [0.02], True, False, 1j)
+        ):
             with self.assertRaisesRegex(InvalidArgument, "from 0.001 to 65"):
                 milliseconds_of(patience)
+
+    def test_what_cannot_leave_late_ranks_out(self) -> None:
+        """A job of one rank refuses it as well."""
+        connection = LocalConnection()
+        self.addCleanup(connection.close)
+        for dtype, op in ((DType.I32, Op.SUM), (DType.F32, Op.MAX), (DType.F16, Op.AVERAGE)):
+            with self.assertRaisesRegex(InvalidArgument, "'x': .* cannot leave late ranks out"):
+                connection.declare_collective("x", dtype, op, (1, 1), 0, (), 3, patience_ms=20)
+        connection.declare_collective("x", DType.F64, Op.SUM, (1, 1), 0, (), 3, patience_ms=20)
 
     def test_calls_do_not_say_it(self) -> None:
         patient = Declaration(DType.F32, 3, Op.SUM, 0, patience_ms=20)

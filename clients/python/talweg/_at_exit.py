@@ -16,6 +16,9 @@ from collections.abc import Callable
 _MARK_VARIABLE = "TALWEG_RUN_FAILS"
 
 
+_registered: set[tuple[int, Callable[[], None]]] = set()
+
+
 def _mark_end() -> None:
     path = os.environ.get(_MARK_VARIABLE)
     if not path:
@@ -30,10 +33,13 @@ def _mark_end() -> None:
 
 def register(call: Callable[[], None]) -> None:
     """Has it called when the interpreter ends, or when a child of multiprocessing does: such a
-    child, as torch.multiprocessing.spawn starts it, calls nothing of atexit's.
+    child, as torch.multiprocessing.spawn starts it, calls nothing of atexit's. A second call in
+    one process does nothing.
     """
-
     pid = os.getpid()
+    if (pid, call) in _registered:
+        return
+    _registered.add((pid, call))
 
     def at_exit() -> None:
         if os.getpid() == pid:  # The end of a fork is not the rank's.

@@ -156,11 +156,17 @@ def milliseconds_of(patience: float | None) -> int:
     """Returns a patience in whole milliseconds; 0 for None."""
     if patience is None:
         return 0
-    if not 0.001 <= patience <= 65:
-        raise InvalidArgument(
-            f"patience is {patience!r} s; it must be from 0.001 to 65, or None to wait for all ranks"
-        )
-    return round(patience * 1000)
+    # A numpy.float32 is no float. True would be a second.
+    if not isinstance(patience, (bool, str)):
+        try:
+            seconds = float(patience)
+        except (TypeError, ValueError):
+            seconds = 0.0
+        if 0.001 <= seconds <= 65:
+            return round(seconds * 1000)
+    raise InvalidArgument(
+        f"patience is {patience!r}; it must be seconds from 0.001 to 65, or None to wait for all ranks"
+    )
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,12 @@ class Declaration:
         if self.nbytes > _TENSOR_BYTES_MAX:
             raise InvalidArgument(
                 f"{what}: {self} passes the limit of 16 GiB a tensor; cut it into several"
+            )
+        can_leave_out = self.op in (Op.SUM, Op.AVERAGE) and self.dtype in (DType.F32, DType.F64)
+        if self.patience_ms and not can_leave_out:
+            raise InvalidArgument(
+                f"{what}: {self.dtype.name.lower()} {self.op.name.lower()} cannot leave late ranks "
+                "out; sums and averages of f32 and f64 can: leave out patience="
             )
         if self.op is not Op.BROADCAST:
             require_defined(self.dtype, self.op, what)

@@ -258,6 +258,11 @@ def gradients_by_torch_func() -> None:
     assert torch.equal(second(x), 8 * size**4 * x)
     _, pull = torch.func.vjp(lambda tensor: tw.push_pull(tensor, op=tw.Op.SUM), x)
     assert torch.equal(pull(x)[0], size * x)
+    own, total = tw.rank() + 1.0, size * (size + 1) / 2
+    _, tangent = torch.func.jvp(
+        lambda tensor: tw.push_pull(tensor, "jvp", op=tw.Op.SUM) ** 2, (x,), (own * x,)
+    )
+    assert torch.equal(tangent, 2 * size * x * total * x)
     batch = torch.ones(2, 3)
     text = "under torch.func.vmap"
     expect(talweg.InvalidArgument, text, lambda: torch.func.vmap(tw.push_pull)(batch))
@@ -496,9 +501,11 @@ def optimizers_of_one_name() -> None:
     They would share the marks that say which gradients count.
     """
     models = [nn.Linear(3, 3) for _ in range(2)]
+    optimizers = []  # They average gradients as long as somebody has them.
     for at, model in enumerate(models):
         named = [(f"{at}.{name}", each) for name, each in model.named_parameters()]
-        tw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, name="one")
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizers.append(tw.DistributedOptimizer(plain, named, name="one"))
     loss = models[1](models[0](torch.ones(2, 3))).sum()
     expect(talweg.Busy, "several DistributedOptimizers, give each a `name`", loss.backward)
 

@@ -107,6 +107,7 @@ class Client:
         self._lock = threading.Lock()
         self.tensors = Tensors(self.connection)
         self._nameless = Nameless()
+        self._starts_nameless = threading.RLock()
         self._nameless_calls: dict[str, int] = {}
         self.left = LeftRounds()
         self._pushed_bytes = 0
@@ -287,15 +288,16 @@ class Client:
             self._nameless.next_name(kind, declaration)
         ):
             compare()
-        with self._lock:
-            name = self._nameless.take_turn(kind, declaration)
-            earlier = self._nameless.open.get(name)
-        if earlier is not None:
-            earlier.take_early()
-        handle = start(name)
-        with self._lock:
-            self._nameless.open[name] = handle
-        return handle
+        with self._starts_nameless:  # Otherwise another thread might get the tensor's next turn.
+            with self._lock:
+                name = self._nameless.take_turn(kind, declaration)
+                earlier = self._nameless.open.get(name)
+            if earlier is not None:
+                earlier.take_early()
+            handle = start(name)
+            with self._lock:
+                self._nameless.open[name] = handle
+            return handle
 
     def open_nameless(self, tensor: int) -> Handle | None:
         """Returns the tensor's round if it has no name and has not been taken, else None."""

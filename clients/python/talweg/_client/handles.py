@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from talweg._declaration import Declaration
 from talweg._library import native, native_arguments
@@ -40,6 +40,12 @@ class Handle:
     taken: bool = False
     failure: TalwegError | None = None
     begin_ns: int = field(default_factory=time.monotonic_ns)
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            f"the handle of {self.title} stands for one open round, and cannot be copied or pickled: "
+            "pass the handle itself, or the result of synchronize()"
+        )
 
     def is_complete(self, connection: native.Connection) -> bool:
         """Whether take() would return without waiting."""

@@ -118,13 +118,22 @@ class LocalConnection(native.Connection):
         patience_ms: int = 0,
     ) -> int:
         self.check_health()
-        return self._declare_one(name, dtype, op, root_rank, element_count, priority)
+        of = (name, dtype, op, root_rank, element_count, priority)
+        return self._declare_one(*of, patience_ms=patience_ms)
 
     def _declare_one(
-        self, name: str, dtype: int, op: int, root_rank: int, count: int, priority: int
+        self,
+        name: str,
+        dtype: int,
+        op: int,
+        root_rank: int,
+        count: int,
+        priority: int,
+        patience_ms: int = 0,
     ) -> int:
         native_arguments.check_declaration(name, root_rank, count, priority)
-        declaration = Declaration(DType(dtype), count, Op(op), root_rank)
+        of = (DType(dtype), count, Op(op), root_rank)
+        declaration = Declaration(*of, patience_ms=patience_ms)
         _check(name, declaration)
         with self._lock:
             self._declared.append((name, declaration))

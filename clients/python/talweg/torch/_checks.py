@@ -37,7 +37,10 @@ def has_memory(tensor: torch.Tensor) -> bool:
     """Whether the tensor's elements lie at its own address. A wrapper's elements lie elsewhere."""
     if not (tensor.is_cpu or tensor.is_cuda):
         return not tensor.is_meta
-    return tensor.data_ptr() != 0 or tensor.numel() == 0
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:  # torch.func, or a batched gradient, has wrapped the tensor.
+        return False
 
 
 def is_in_ram(tensor: torch.Tensor) -> bool:
@@ -55,6 +58,16 @@ def require_memory(tensor: torch.Tensor) -> None:
             raise InvalidArgument(
                 f"the elements of this {kind} lie elsewhere: pass tensor.{method}()"
             )
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        try:
+            tensor.data_ptr()
+        except RuntimeError:
+            raise InvalidArgument(
+                f"this {kind} of shape {list(tensor.shape)} has no memory, as under a transform of "
+                "torch.func (grad, jvp, vmap) or in a batched gradient (is_grads_batched=True): there "
+                "only push_pull() can be called, outside of vmap. Make this call outside, or pass "
+                "tensor.detach() if it is a constant there and has elements"
+            ) from None
     raise InvalidArgument(
         f"this {kind} of shape {list(tensor.shape)} has no memory: pass one that has elements"
     )

@@ -248,7 +248,10 @@ def DistributedOptimizer(
     (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient (in a job of one
     node: half of the ranks), the others have so long to come. Then the average is made without the
     ranks that are late, and divides by all ranks. What a late rank gave is added to its gradient of
-    the next step. left_out_count() says how often that was so.
+    the next step. left_out_count() says how often that was so. Gradients of GradScaler keep the
+    scale that they were computed with: what comes late is divided by the next step's. So keep the
+    scale fixed (growth_interval=2**31 - 1, and choose init_scale so that no gradient overflows), or
+    leave out patience or GradScaler.
     """
     named = name_parameters(optimizer, named_parameters)
     patience_ms = milliseconds_of(patience)

@@ -19,7 +19,7 @@ def start_patient(
     """
     client.check_push(declaration)
     declared = client.tensors.declare(tensor.name, declaration, tensor.priority)
-    whole = gradient.contiguous()
+    whole = gradient.resolve_neg().contiguous()  # A negative view's memory has the other signs.
 
     def put_back() -> None:
         if whole is not gradient:

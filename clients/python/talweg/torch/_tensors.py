@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from talweg import _client
 from talweg._arguments import chosen_op, takes_old_order
@@ -402,7 +404,9 @@ def push_pull(
     rank's backward must come through here, because the others wait for it. Backward comes in the
     same order at every rank if the ranks compute alike. Sum and average have gradients. For other
     ops backward raises InvalidArgument: pass tensor.detach(). torch.func.grad and vjp work, too.
-    torch.func.vmap raises InvalidArgument.
+    torch.func.vmap raises InvalidArgument. In forward mode (torch.func.jvp, forward_ad.dual_level)
+    the result's tangent is the tensor's, combined in a round of the name f"{name}.tangent". So a
+    tensor has a tangent at all ranks or at none. torch.func.linearize raises Unsupported.
     """
     factors = Factors(prescale_factor, postscale_factor)
     op = chosen_op(op, average)
@@ -411,6 +415,11 @@ def push_pull(
 
 # Whether a transform of torch.func, such as grad, is under way. Its tensors have no memory.
 _is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+
+def _is_in_forward_mode() -> bool:
+    """Whether tensors may have tangents."""
+    return forward_ad._current_level >= 0
 
 
 class _Called:
@@ -458,20 +467,41 @@ class _PushPull(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        op, name, priority, timeout_s, process_set, factors = ctx.round
-        if op not in (Op.SUM, Op.AVERAGE):
-            raise InvalidArgument(
-                f"tensor '{name}': the {op.name.lower()} has no gradient: push tensor.detach(), or "
-                "use sum or average"
-            )
         [gradient] = gradients
         if gradient.layout != torch.strided:
             gradient = gradient.to_dense()
-        gradient = gradient.resolve_conj()
-        pushed = _push_pull(
-            gradient, op, f"{name}.gradient", priority, timeout_s, process_set, factors
+        return _combined(ctx, gradient, "gradient"), None, None, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        if _is_recorded():
+            raise Unsupported(
+                f"tensor '{ctx.round[1]}': a round cannot be recorded, as torch.func.linearize does: "
+                "use torch.func.jvp, which runs a round for each tangent"
+            )
+        if tangent._is_zerotensor():  # It has no memory.
+            tangent = torch.zeros(tangent.shape, dtype=tangent.dtype, device=tangent.device)
+        return _combined(ctx, tangent, "tangent")
+
+
+def _combined(ctx: Any, derivative: torch.Tensor, kind: str) -> torch.Tensor:
+    """Returns the ranks' gradients, or tangents, combined as forward has combined the tensors."""
+    op, name, priority, timeout_s, process_set, factors = ctx.round
+    if op not in (Op.SUM, Op.AVERAGE):
+        raise InvalidArgument(
+            f"tensor '{name}': the {op.name.lower()} has no gradient: push tensor.detach(), or use "
+            "sum or average"
         )
-        return pushed, None, None, None, None, None, None, None
+    pushed = derivative.resolve_conj()
+    return _push_pull(pushed, op, f"{name}.{kind}", priority, timeout_s, process_set, factors)
+
+
+def _is_recorded() -> bool:
+    """Whether torch records operations, to run them again without this code."""
+    # Where nobody has imported the module, nobody records. Importing it takes long.
+    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode = getattr(recorder, "get_proxy_mode", None)
+    return mode is not None and mode() is not None
 
 
 def _push_pull(
@@ -484,7 +514,8 @@ def _push_pull(
     factors: Factors,
 ) -> torch.Tensor:
     require_tensor(tensor)
-    if (tensor.requires_grad and torch.is_grad_enabled()) or _is_transformed():
+    has_gradient = tensor.requires_grad and torch.is_grad_enabled()
+    if has_gradient or _is_transformed() or _is_in_forward_mode():
         return _PushPull.apply(
             tensor, op, name, priority, timeout_s, process_set, factors, _Called()
         )

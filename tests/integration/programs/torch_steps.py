@@ -277,6 +277,99 @@ def closures_that_assign() -> None:
     same_everywhere(model, "closures that assign")
 
 
+class _Search(torch.optim.Optimizer):
+    """Halves its step until the loss is smaller."""
+
+    def __init__(self, parameters: Any, lr: float, calls_backward: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.calls_backward = calls_backward
+        self.evaluations = 0
+
+    def _evaluate(self, closure: Any) -> Any:
+        self.evaluations += 1
+        loss = closure()
+        if self.calls_backward:
+            loss.backward()
+        return loss
+
+    def step(self, closure: Any = None) -> Any:
+        first = self._evaluate(closure)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        starts = [(p, p.detach().clone(), p.grad.clone()) for p in parameters]
+        rate = 1.0
+        while True:
+            with torch.no_grad():
+                for parameter, start, gradient in starts:
+                    parameter.copy_(start - rate * gradient)
+            loss = self._evaluate(closure)
+            if float(loss) < float(first) or rate < 1e-6:
+                return loss
+            rate /= 2
+
+
+def line_searches() -> None:
+    """An optimizer decides by what its closure returns, which differs from rank to rank."""
+    kinds = {
+        "tensor": lambda loss: loss,
+        "float": float,
+        "numpy": lambda loss: loss.detach().numpy()[()],
+    }
+    for kind, returned in kinds.items():
+        model = nn.Linear(6, 3)
+        optimizer = distributed(model, f"search.{kind}", _Search)
+        torch.manual_seed(tw.rank())
+        x = torch.randn(8, 6) * (1 + 5 * tw.rank())
+
+        def closure(
+            model: Any = model, x: Any = x, optimizer: Any = optimizer, returned: Any = returned
+        ) -> Any:
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            return returned(loss)
+
+        for step in range(3):
+            loss = float(optimizer.step(closure))
+            same_everywhere(model, f"{kind}, step {step}")
+            counts = tw.all_gather_object((optimizer.evaluations, loss))  # type: ignore[attr-defined]
+            assert len(set(counts)) == 1, counts
+
+
+def losses_of_which_an_optimizer_makes_the_backward() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = distributed(model, "search.backward", lambda p, lr: _Search(p, lr, True))
+    x = torch.full((8, 6), 1.0 + tw.rank())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        return (model(x) - 1).square().mean()
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    same_everywhere(model, "the optimizer's own backward")
+
+
+def losses_that_stay_as_they_are() -> None:
+    """torch's optimizers only return them, and not every closure returns one number."""
+    own = float(tw.rank())
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer = distributed(nn.Linear(2, 2), f"own.{kind.__name__}", kind)
+        assert optimizer.step(lambda: own) == own
+    for number, value in enumerate((None, "text", torch.zeros(2), True)):
+        other = distributed(nn.Linear(6, 3), f"others.{number}", _Once)
+        assert other.step(lambda value=value: value) is value  # type: ignore[misc]
+    once = distributed(nn.Linear(6, 3), "averaged", _Once)
+    assert once.step(lambda: own) == (tw.size() - 1) / 2
+    with once.join():  # type: ignore[attr-defined]
+        assert once.step(lambda: own) == own
+    assert once.step(lambda: own) == (tw.size() - 1) / 2
+
+
+class _Once(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
 class _Scaled(torch.optim.SGD):
     """An optimizer whose step() takes more than a closure, and has another name for it."""
 
@@ -370,6 +463,9 @@ def main() -> int:
         gradients_that_come_too_late,
         gradients_of_one_element_for_all,
         closures_that_assign,
+        line_searches,
+        losses_of_which_an_optimizer_makes_the_backward,
+        losses_that_stay_as_they_are,
         steps_of_other_arguments,
         waits_that_are_interrupted,
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ class _DistributedMethods:
 
     _talweg: GradientAverager
     _talweg_skip: bool
+    # Whether step() may decide by what its closure returns, and gets averages. Not within join().
+    _talweg_may_decide: bool
     _talweg_original: type[torch.optim.Optimizer]
     _talweg_hooks: list[RemovableHandle]
 
@@ -86,6 +89,9 @@ class _DistributedMethods:
         A rank that leaves its loop early goes on taking part with zero gradients until every rank
         has left. Averages still divide by the number of all ranks. Then every rank gets the
         parameters and the optimizer state of the rank that took the most steps.
+
+        A closure's loss stays this rank's own meanwhile, because ranks that have left give none. So
+        join() is not for an optimizer of your own that decides by the loss.
         """
         if decides_by_loss(self):
             raise InvalidArgument(
@@ -95,7 +101,11 @@ class _DistributedMethods:
         exchange = self._talweg.exchange
         exchange.require_join()
         first_step = exchange.steps
-        yield
+        may_decide, self._talweg_may_decide = self._talweg_may_decide, False
+        try:
+            yield
+        finally:
+            self._talweg_may_decide = may_decide
         self.synchronize_parameters()
         root_rank = exchange.join(first_step)
         broadcast_parameters(self._talweg.named_parameters(), root_rank)
@@ -105,6 +115,34 @@ class _DistributedMethods:
 def decides_by_loss(optimizer: Any) -> bool:
     """Whether step() uses the closure's return value, which then must be the same at all ranks."""
     return isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _may_decide_by_loss(original: type[torch.optim.Optimizer]) -> bool:
+    """Whether step() of that class may use what its closure returns.
+
+    torch's own optimizers evaluate a closure once, and only return its loss; LBFGS is apart. Nobody
+    knows what other code does with it.
+    """
+    return not str(original.step.__module__).startswith("torch.optim.")
+
+
+def _average_loss(averager: GradientAverager, loss: Any) -> Any:
+    """Returns the average of the ranks' losses in place of `loss`, if that is one number.
+
+    The bits are the same at all ranks. An optimizer may call backward() of the result.
+    """
+    if not isinstance(loss, torch.Tensor):
+        is_number = isinstance(loss, numbers.Real) and not isinstance(loss, bool)
+        return averager.combine_loss(loss) if is_number else loss
+    if loss.numel() != 1 or loss.is_complex():
+        return loss
+    average = averager.combine_loss(loss)
+    if not loss.requires_grad:
+        return average
+    with torch.enable_grad():
+        result = loss.clone()
+    result.detach().copy_(average)
+    return result
 
 
 def _before_step(
@@ -127,7 +165,9 @@ def _before_step(
             exchange.on_evaluation()
         loss = closure()
         exchange.synchronize()
-        return optimizer._talweg.combine_loss(loss) if decides_by_loss(optimizer) else loss
+        if decides_by_loss(optimizer):
+            return optimizer._talweg.combine_loss(loss)
+        return _average_loss(optimizer._talweg, loss) if optimizer._talweg_may_decide else loss
 
     if len(args) > 1:
         return (args[0], averaged, *args[2:]), kwargs
@@ -230,7 +270,12 @@ def DistributedOptimizer(
     backward() calls synchronize() and step(), because the others wait for its gradients. A second
     call for the same optimizer distributes it anew, with the new arguments. A pickle or a copy is
     the plain optimizer. LBFGS uses the loss to decide how often to evaluate, so it gets the average
-    of all ranks' losses. With several such optimizers, a rank's backward may leave some of them out
+    of all ranks' losses. So does step(closure) of any optimizer whose step() is not torch's own,
+    for it may be a line search: every rank then evaluates equally often. For this the closure
+    returns a number or a tensor of one element at every rank, and step() returns the average, too.
+    Ranks could compare how often they evaluate instead. But that takes as many rounds, and can only
+    fail. Other optimizers of torch evaluate once: step(closure) returns this rank's own loss, and
+    costs no round. With several such optimizers, a rank's backward may leave some of them out
     of a pass. But two ranks may not leave out different ones: each would wait in backward() for the
     other. Ranks of one node sum larger gradients in memory that they share, and `.grad` then lies
     there. A gradient that is kept beyond its step keeps its values; a forked child sees zeros.
@@ -248,20 +293,22 @@ def DistributedOptimizer(
     (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient (in a job of one
     node: half of the ranks), the others have so long to come. Then the average is made without the
     ranks that are late, and divides by all ranks. What a late rank gave is added to its gradient of
-    the next step. left_out_count() says how often that was so. Gradients of GradScaler keep the
-    scale that they were computed with: what comes late is divided by the next step's. So keep the
-    scale fixed (growth_interval=2**31 - 1, and choose init_scale so that no gradient overflows), or
-    leave out patience or GradScaler.
+    the next step. left_out_count() says how often that was so. The average of a closure's losses
+    waits for all ranks. Gradients of GradScaler keep the scale that they were computed with: what
+    comes late is divided by the next step's. So keep the scale fixed (growth_interval=2**31 - 1, and
+    choose init_scale so that no gradient overflows), or leave out patience or GradScaler.
     """
     named = name_parameters(optimizer, named_parameters)
     patience_ms = milliseconds_of(patience)
-    return distribute(
+    distributed: Any = distribute(
         optimizer,
         lambda waits: GradientAverager(
             named, backward_passes_per_step, name, waits, patience_ms=patience_ms
         ),
         overlap_forward,
     )
+    distributed._talweg_may_decide = _may_decide_by_loss(distributed._talweg_original)
+    return optimizer
 
 
 def distribute(
@@ -288,6 +335,7 @@ def distribute(
     distributed._talweg_end = weakref.finalize(optimizer, averager.end)
     distributed._talweg_end.atexit = False
     distributed._talweg_skip = False
+    distributed._talweg_may_decide = False  # As with Horovod and BytePS.
     distributed._talweg_original = original
     hooks: list[RemovableHandle] = []
     distributed._talweg_hooks = hooks

@@ -185,7 +185,7 @@ class ResultsTest(unittest.TestCase):
         self.assertIsNone(find([failed], "2 ranks", "1 MB", "Gloo"))
         self.assertIs(find([ours, theirs], "2 ranks", "1 MB", "Gloo"), theirs)
 
-    def test_of_our_modes_the_fastest_counts(self) -> None:
+    def test_the_fastest_of_our_modes_counts(self) -> None:
         one, other, failed = result("Talweg", 2), result("own", 3), result("third", 9)
         failed.failure = "gone"
         results, names = [one, other, failed], ("Talweg", "own", "third", "fourth")

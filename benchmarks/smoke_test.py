@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs ./bench with tiny sizes. Every scenario runs and writes its results."""
+"""Runs most scenarios of ./bench with tiny sizes. Each writes its results."""
 
 from __future__ import annotations
 

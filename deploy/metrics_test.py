@@ -62,7 +62,7 @@ class MetricsTest(unittest.TestCase):
         self.assertEqual(len(known), len({*known}))
         return samples
 
-    def test_of_a_job(self) -> None:
+    def test_a_job(self) -> None:
         ask = [str(SCRIPT), str(self.directory)]
         done = subprocess.run(
             [TOOL, "run", "--nodes=2", "--job=a\\b", "--", sys.executable, "-c", _PROGRAM, *ask],
@@ -125,7 +125,7 @@ class MetricsTest(unittest.TestCase):
         self.assertIn(f"{tool} status has not ended within 0.1 s; {file} stays", said.getvalue())
         self.assertEqual(file.read_text(), "as before\n")
 
-    def test_of_a_daemon_that_does_not_answer(self) -> None:
+    def test_a_daemon_that_does_not_answer(self) -> None:
         metrics = talweg_metrics.Metrics()
         talweg_metrics.of_agent(metrics, {"error": "gone"}, job="j", node="0")
         talweg_metrics.of_aggregator(metrics, "a", {"error": "gone"})

@@ -141,7 +141,7 @@ def of_aggregator(metrics: Metrics, name: str, told: dict[str, Any]) -> None:
         for member in job["members"] if job["sums_known"] else []:
             share = member["came_last"] / job["sums_known"]
             of = {**labels, "job": job["name"], "node": str(member["node_rank"])}
-            help_ = "Of the newest sums, those for which its contribution came last."
+            help_ = "In which share of the newest sums its contribution came last."
             metrics.add("talweg_member_last_share", "gauge", help_, share, **of)
             behind = float(member.get("behind", "0s").removesuffix("s"))
             help_ = "How long after the one before it, on average then."

@@ -379,11 +379,9 @@ typedef enum talweg_share TALWEG_ANY_INT {
 /* How a tensor's bytes travel between nodes. (Since version 1.6.) On one node nothing travels. */
 typedef enum talweg_encoding TALWEG_ANY_INT {
   TALWEG_PLAIN = 0, /* As they lie in memory. */
-  /* Words of 4 bytes that repeat are sent once. For tensors that are mostly zeros. Never longer
-   * than plain. */
+  /* Words of 4 bytes that repeat are sent once. For many zeros. Never longer than plain. */
   TALWEG_RUNS = 1,
-  /* Twice, the second time inverted. A contribution that was damaged on the way ends its round with
-   * TALWEG_MISMATCH. */
+  /* Twice, the second time inverted. Damage on the way ends the round with TALWEG_MISMATCH. */
   TALWEG_TWICE = 2,
   /* For sums and averages of f32. Contributions and sums travel rounded (docs/arithmetic.md), in
    * half the bytes or a quarter. */
@@ -419,8 +417,10 @@ typedef struct talweg_collective {
    * be pushed while another thread is in talweg_end_step. It must have a group, and be an
    * all_reduce or a broadcast. (Since version 1.3.) */
   uint32_t side;
-  uint32_t patience_ms;     /* See talweg_exchange.h. (Since version 1.7; 0 in version 1.6.) */
-  talweg_encoding encoding; /* Equal at all ranks. Needs host memory, and an agent of 1.6. */
+  uint32_t patience_ms; /* See talweg_exchange.h. (Since version 1.7; 0 in version 1.6.) */
+  /* Equal at all ranks. Needs host memory, and an agent of a release whose headers have version 1.6
+   * or a newer one. */
+  talweg_encoding encoding;
 } talweg_collective;
 
 /* Like talweg_declare, for any collective. All ranks of the group make the same declaration; other

@@ -111,8 +111,9 @@ void ExamineDataSecurity(const MachineFacts& facts, std::vector<Finding>& findin
   }
 }
 
-// What encrypts and makes tags. Of two processes on one stream, tls with libipsec-mb keeps 0.66 of
-// the plain path's speed, and with OpenSSL alone 0.45 to 0.56 (docs/benchmarks/studies/network.md).
+// Looks for what encrypts and makes tags. Between two processes, a tls stream with libipsec-mb has
+// 0.66 of a plain one's speed, and with OpenSSL alone 0.45 to 0.56
+// (docs/benchmarks/studies/network.md).
 void ExamineAes(const MachineFacts& facts, std::vector<Finding>& findings) {
   if (facts.data_security == "none") return;
   constexpr char kCheck[] = "encryption";

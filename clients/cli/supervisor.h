@@ -58,8 +58,8 @@ class Supervisor {
   pid_t pid(ChildId child) const { return children_[child.value()]->pid; }
   int running_count() const { return running_count_; }
   // Returns the last lines that a child wrote to its stderr, or, if there are none, to its stdout,
-  // as the end of a report. Of a daemon it only says where they are, if nothing was passed on
-  // since.
+  // as the end of a report. If the child is a daemon, and nothing was passed on since, it only says
+  // where these lines are.
   std::string WhatItWrote(ChildId child) const;
 
   // From now on, the child's output only goes to its last lines.

@@ -22,10 +22,10 @@ class Collection {
   // `out` has room for what the round gives, until the collection is complete.
   void Add(OpenRound round, void* out);
 
-  // Collects the rounds that are over on this thread, and each other round on the loop's thread
-  // when it is over. If there are such, this sets *future, and one of Finishers completes it after
-  // the last round. Every round is taken, even when another has failed, so that their tensors may
-  // be pushed again. The error is that of the first round that failed.
+  // Takes the rounds that are over, on this thread. The loop's thread takes each other round when
+  // it is over. If there are any of these, this sets *future, and a thread of Finishers completes
+  // it after the last round. A round is taken even if another has failed, so that its tensor may be
+  // pushed again. The error is that of the first round that failed.
   static xla::Error* Run(std::unique_ptr<Collection> collection, xla::Future** future);
 
  private:

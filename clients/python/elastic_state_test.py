@@ -234,6 +234,42 @@ class StateTest(unittest.TestCase):
         with self.assertRaisesRegex(talweg.Mismatch, "no model .*give Elastic.* all models"):
             survivor.unpack(_joined(unknown.pack()))
 
+    def test_values_that_are_sharded_are_refused(self) -> None:
+        """No rank has the whole of them to give to a joiner."""
+        from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+        self.addCleanup(torch.distributed.destroy_process_group)
+
+        def layers() -> torch.nn.Sequential:
+            return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = layers()
+        state = talweg.torch.Elastic(model)
+        fully_shard(model[1], mesh=mesh)
+        with self.assertRaisesRegex(talweg.InvalidArgument, "'model.1.weight' is a DTensor"):
+            talweg.torch.Elastic(model)
+        with self.assertRaisesRegex(talweg.InvalidArgument, "torch.distributed.checkpoint"):
+            state.begin()
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        with self.assertRaisesRegex(talweg.InvalidArgument, "'optimizer.param_groups.0.*DTensor"):
+            talweg.torch.Elastic(None, optimizer)
+        with self.assertRaisesRegex(talweg.InvalidArgument, "'weights' is a DTensor"):
+            talweg.torch.Elastic(weights=model[1].weight)
+        zero = ZeroRedundancyOptimizer(layers().parameters(), torch.optim.Adam)
+        with self.assertRaisesRegex(talweg.InvalidArgument, "'optimizer' is a ZeroRedundancyOpt"):
+            talweg.torch.Elastic(layers(), zero)
+        with self.assertWarns(UserWarning):  # It shards nothing, as there is one rank.
+            fsdp = FullyShardedDataParallel(layers(), device_id=torch.device("cpu"))
+        talweg.torch.Elastic(fsdp)
+        fsdp.sharding_strategy = ShardingStrategy.FULL_SHARD
+        with self.assertRaisesRegex(talweg.InvalidArgument, "'model' is a FullyShardedDataPar"):
+            talweg.torch.Elastic(fsdp)
+
     def test_arrays_travel_as_they_lie(self) -> None:
         large: np.ndarray = np.arange(5000, dtype=np.float64)
         value = {"a": large, "b": large[::2], "none": np.empty(0), "text": "x" * 77}

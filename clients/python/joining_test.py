@@ -42,7 +42,7 @@ class JoiningTest(unittest.TestCase):
         accounts = [_account(x=3, y=1), _account(x=3, y=2), _account(x=2, y=1)]
         self.assertEqual(_last_of(dict(enumerate(accounts))), 1)
 
-    def test_of_those_that_join_together_it_is_the_largest(self) -> None:
+    def test_the_largest_of_those_that_join_together_is_the_last(self) -> None:
         accounts = {0: _account(x=3), 2: _account(x=3), 3: _account(x=2)}  # Rank 1 is gone.
         self.assertEqual(_last_of(accounts), 2)
 

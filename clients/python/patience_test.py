@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 from model_framework import Framework
+from talweg._client.declared import Tensors
 from talweg._client.local import LocalConnection
 from talweg._declaration import Declaration, DType, Op, milliseconds_of
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, Unsupported
 
 
 class PatienceTest(unittest.TestCase):
@@ -120,6 +121,74 @@ class DeclarationTest(unittest.TestCase):
         self.assertFalse(patient.is_for(Declaration(DType.F32, 4, Op.SUM, 0)))
         self.assertFalse(patient.is_plain)
         self.assertIn("waits 20 ms for late ranks", str(patient))
+
+
+class Connection:
+    """Agrees to every declaration, and keeps the patience of each."""
+
+    def __init__(self) -> None:
+        self.declared: list[tuple[str, int]] = []
+
+    def declare_all(self, declarations: Any, *_: Any) -> list[int]:
+        self.declared += [(each[0], 0) for each in declarations]
+        return [len(self.declared) - 1]
+
+    def declare_collective(self, name: str, *_: Any, patience_ms: int) -> int:
+        self.declared.append((name, patience_ms))
+        return len(self.declared) - 1
+
+    def sums_in_place(self, _: int) -> bool:
+        return False
+
+
+class TensorsTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self.connection = Connection()
+        self.tensors = Tensors(cast(Any, self.connection))
+
+    def declare(self, patience_ms: int = 0, ranks: tuple[int, ...] = (), count: int = 3) -> None:
+        declaration = Declaration(DType.F32, count, Op.SUM, 0, ranks, patience_ms=patience_ms)
+        self.tensors.declare("w", declaration)
+
+    def test_calls_use_the_tensor_as_it_was_declared(self) -> None:
+        self.declare(20)
+        self.declare()
+        self.assertEqual(self.connection.declared, [("w", 20)])
+
+    def test_another_patience_is_refused(self) -> None:
+        self.declare(20)
+        self.tensors.require_patience("w", 20)
+        self.tensors.require_patience("new", 7)
+        with self.assertRaisesRegex(InvalidArgument, "20 ms .* now declared with no patience"):
+            self.tensors.require_patience("w", 0)
+        with self.assertRaisesRegex(InvalidArgument, "a patience of 30 ms: give the second use"):
+            self.tensors.require_patience("w", 30)
+
+    def test_a_name_with_patience_has_one_use(self) -> None:
+        """Late ranks would hear in another round than others that the name is used otherwise."""
+        self.declare(20)
+        other = Declaration(DType.F32, 4, Op.SUM, 0)
+        self.assertIsNone(self.tensors.settled_otherwise("w", other))
+        with self.assertRaisesRegex(InvalidArgument, "waits 20 ms .* a name of its own"):
+            self.declare(count=4)
+        self.tensors.declare("x", other)
+        self.assertIsNotNone(
+            self.tensors.settled_otherwise("x", Declaration(DType.F32, 3, Op.SUM, 0))
+        )
+
+    def test_patience_stays_when_ranks_get_other_numbers(self) -> None:
+        self.declare(20, ranks=(0, 2))
+        self.tensors.forget_numbers()
+        self.declare(ranks=(0, 1))
+        self.assertEqual(self.connection.declared, [("w", 20), ("w", 20)])
+        known = self.tensors.known("w")
+        assert known is not None
+        self.assertEqual(known.declaration.patience_ms, 20)
+
+    def test_gpus_have_no_patience(self) -> None:
+        self.declare(20)
+        with self.assertRaisesRegex(Unsupported, "in host memory, and is now on a GPU"):
+            self.tensors.declare_on_gpu("w", Declaration(DType.F32, 3, Op.SUM, 0))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ class LinkShare {
   static constexpr int64_t kMeasureNs = 200'000'000;
   static constexpr uint64_t kMeasureBytes = 16 * kMiB;
   static constexpr int64_t kMeasureNsMax = 1'000'000'000;
-  // After sharing has not paid, nothing is held back for kMeasureNs, then for longer each time.
+  // If sharing has not paid, no credit is held back for kMeasureNs. That pause becomes kPauseRatio
+  // times as long each time, up to kPauseNsMax.
   static constexpr int64_t kPauseRatio = 4;
   static constexpr int64_t kPauseNsMax = 8'000'000'000;
   // After sharing has paid for this time, the link is measured again.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "libs/aggregation/hurry.h"
+
 namespace talweg::aggregation {
 namespace {
 
@@ -96,6 +98,14 @@ bool Notices::NoticeTensor(const AggregatorTensor& tensor, int64_t now_ns, Effec
                           .round = wait->round,
                           .waited_ns = static_cast<uint64_t>(now_ns - wait->since_ns)};
   NameMissing(wait->missing, notice);
+  // A member does not have the word if it knew nothing of the tensor then, or had no connection.
+  if (wait->round == tensor.hurried) {
+    for (uint32_t i = 0; i < wait->missing.size(); ++i) {
+      if (wait->missing[i]) {
+        TellToHurry(tensor, MemberIndex{i}, *view_, *attendance_, out);
+      }
+    }
+  }
   // Missing members are told too: they may hold the round back without need.
   for (uint32_t i = 0; i < view_->member_count(); ++i) {
     const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(MemberIndex{i});

@@ -67,6 +67,32 @@ TEST_CASE(
   CHECK(f.NoticesBy(200 * f.kSecond) == 2);
 }
 
+TEST_CASE("Notices: a member is told to hurry again with each notice", "[aggregation]") {
+  Fixture f;
+  f.ReportAll();
+  AggregatorTensor& tensor = f.Answered("t");
+  tensor.agreed->collective.patience_ms = 5;
+  const wire::Contribute given = {.key = tensor.key,
+                                  .round = Round{3},
+                                  .rank_count = 1,
+                                  .length_bytes = 16,
+                                  .mode = wire::Mode::kSum,
+                                  .form = wire::Form::kWritten};
+  tensor.local[0].round.OnContribution(MemberIndex{0}, given, 0);
+  const auto hurried = [&] {
+    std::vector<ConnectionId> told;
+    for (const auto& [connection, waiting] : f.Sent<wire::Waiting>()) {
+      if (waiting.hurries()) told.push_back(connection);
+    }
+    return told;
+  };
+  f.NoticesBy(f.kSecond);
+  CHECK(hurried().empty());  // Less than half are there, as far as this test says.
+  tensor.hurried = Round{3};
+  f.NoticesBy(2 * f.kSecond);
+  CHECK(hurried() == std::vector{f.Conn(1)});
+}
+
 TEST_CASE("Notices: members that have reported hear whom the epoch waits for", "[aggregation]") {
   Fixture f;
   f.recovery.OnReport(f.Conn(0), MemberIndex{0}, {}, f.out);

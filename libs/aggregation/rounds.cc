@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "libs/aggregation/contribution_rules.h"
+#include "libs/aggregation/hurry.h"
 #include "libs/base/check.h"
 #include "libs/base/counted.h"
 
@@ -144,17 +145,8 @@ void Rounds::Hurry(AggregatorTensor& tensor, const LocalSlice& slice, Effects& o
   tensor.hurried = round.open_round();
   for (uint32_t i = 0; i < view_->member_count(); ++i) {
     const MemberIndex member{i};
-    const std::optional<ConnectionId>& connection = attendance_->ConnectionOf(member);
-    if (round.parts()[i].here || !connection ||
-        !tensor.participation.TakesPart(member, slice.part)) {
-      continue;
-    }
-    SendEntry(*connection, view_->epoch(),
-              wire::Waiting{.key = tensor.key,
-                            .round = round.open_round(),
-                            .missing_nodes = {view_->IdOf(member).node.value()},
-                            .absent_ns = {0}},
-              out);
+    if (round.parts()[i].here || !tensor.participation.TakesPart(member, slice.part)) continue;
+    TellToHurry(tensor, member, *view_, *attendance_, out);
   }
 }
 

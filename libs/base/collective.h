@@ -113,7 +113,7 @@ struct Collective {
   // Whether each part is given by one rank.
   constexpr bool copies() const { return gives != Share::kWhole; }
   constexpr bool has_root() const { return gives == Share::kRoot || gets == Share::kRoot; }
-  // Whether every rank gets all of the result, so that any rank has it for the others.
+  // Whether every rank gets the whole result. Then any rank that has it can give it to the others.
   constexpr bool all_get_all() const { return gets == Share::kWhole; }
   // Whether a round needs every rank that was there when the tensor was declared.
   constexpr bool ends_with_any_rank() const { return side || needs_every_rank(); }

@@ -61,11 +61,12 @@ Answer AggregatorPool::Register(const view::ViewAggregator& aggregator, const Se
     if (other.record.state == AggregatorState::kLost) continue;
     ++live;
     if (other.record.aggregator.name != aggregator.name) continue;
-    if (other.attached_before) {
-      return Refuse(Code::kHeld, "the name '" + aggregator.name + "' is held by the " +
-                                     AggregatorText(other.record.aggregator) +
-                                     ", which is alive; choose another name or stop it");
+    const std::string held = "the name '" + aggregator.name + "' is held by the " +
+                             AggregatorText(other.record.aggregator) + ", ";
+    if (other.stream) {
+      return Refuse(Code::kHeld, held + "which is alive; choose another name or stop it");
     }
+    if (other.attached_before) return Refuse(Code::kNotYet, held + kSilentHolder);
     Lose(other,
          "was replaced by incarnation " + view::HexText(aggregator.incarnation) +
              " before it opened its stream",

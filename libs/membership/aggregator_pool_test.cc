@@ -32,6 +32,22 @@ TEST_CASE("AggregatorPool: a name is held by one live incarnation", "[membership
   CHECK(f.Register(2, "c", turn).code == Code::kRefused);
 }
 
+TEST_CASE("AggregatorPool: a name is kept for a lease after a restart of the scheduler",
+          "[membership]") {
+  Pool f;
+  Snapshot snapshot;
+  snapshot.aggregators = {
+      {.aggregator = {.incarnation = Incarnation{1}, .name = "a", .data_address = "here"}}};
+  AggregatorPool pool(f.config, snapshot, 0, &f.leases, &f.streams);
+  const view::ViewAggregator next{
+      .incarnation = Incarnation{2}, .name = "a", .data_address = "here"};
+  Turn turn(0);
+  CHECK(pool.Register(next, {}, turn).code == Code::kNotYet);
+  Turn later(f.config.lease_ns + 1);
+  pool.ExpireLeases(later);
+  CHECK(pool.Register(next, {}, later).ok());
+}
+
 TEST_CASE("AggregatorPool: no more aggregators register than the limit allows", "[membership]") {
   Pool f;
   AggregatorPool pool({.aggregators_max = 1}, {}, 0, &f.leases, &f.streams);

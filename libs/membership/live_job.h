@@ -48,7 +48,8 @@ struct QuiesceState {
   uint64_t latest_step = 0;  // The latest answer to the first question.
 };
 
-// What this run of the scheduler knows of a job, even of one that is over.
+// What this process of the scheduler knows of a job. The store keeps only a part of it. A job that
+// is over is kept for a while.
 struct LiveJob {
   JobId id;
   std::string name;

@@ -5,21 +5,6 @@
 #include <string>
 
 namespace talweg::membership {
-namespace {
-
-// 2025-01-01. Counted from here, kEpochMax is more than a century away.
-constexpr int64_t kNumbersFromUnixNs = 1'735'689'600'000'000'000;
-
-// How far the clock of an earlier scheduler may have run ahead of this one's.
-constexpr uint64_t kNumbersAheadMax = uint64_t{24} * 3600 * 1'000'000'000;
-
-}  // namespace
-
-uint64_t NumbersFrom(int64_t start_unix_ns) {
-  if (start_unix_ns <= kNumbersFromUnixNs) return 0;
-  const auto since = static_cast<uint64_t>(start_unix_ns - kNumbersFromUnixNs);
-  return (std::min(since, kEpochMax.value() / 2) >> 20) << 20;
-}
 
 Numbers::Numbers(const Config& config, const Snapshot& snapshot, int64_t now_ns)
     : start_count_(snapshot.start_count + 1),
@@ -47,11 +32,9 @@ void Numbers::ObserveJob(JobId id, Turn& turn) {
   turn.write.job_next = job_next_;
 }
 
-// The largest number that a scheduler can have given, by the present time or by the store,
-// whichever is larger.
 uint64_t Numbers::BelievedTo(uint64_t stored, int64_t now_ns) const {
   const int64_t unix_ns = start_unix_ns_ == 0 ? 0 : start_unix_ns_ + (now_ns - start_ns_);
-  return std::min(std::max(NumbersFrom(unix_ns), stored) + kNumbersAheadMax, kEpochMax.value());
+  return view::BelievedTo(stored, unix_ns);
 }
 
 Answer Numbers::CheckEpoch(const LiveJob& job, bool from_store, bool in_view, Epoch held,

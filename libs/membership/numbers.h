@@ -9,17 +9,12 @@
 #include "libs/membership/records.h"
 #include "libs/membership/requests.h"
 #include "libs/membership/turn.h"
+#include "libs/view/numbers.h"
 
 namespace talweg::membership {
 
-inline constexpr Epoch kEpochMax{uint64_t{1} << 62};
+using view::NumbersFrom;
 inline constexpr JobId kJobIdMax{uint64_t{1} << 62};
-
-// A scheduler gives jobs and quiesces only ids above this number, and jobs from its store only
-// epochs above it. The store may have been restored from a copy, and only others know which numbers
-// were given since. The number is therefore the time in milliseconds, with room for a million
-// numbers in each.
-uint64_t NumbersFrom(int64_t start_unix_ns);
 
 // Gives numbers, and decides which numbers of others it believes: they may have newer ones than its
 // store knows.
@@ -45,6 +40,7 @@ class Numbers {
   Answer CheckJob(JobId id, int64_t now_ns) const;
 
  private:
+  // view::BelievedTo at that time.
   uint64_t BelievedTo(uint64_t stored, int64_t now_ns) const;
 
   const uint64_t start_count_;

@@ -191,12 +191,13 @@ Answer SchedulerCore::MakeRoom(LiveJob& job, const JoinRequest& request, Turn& t
   const NodeRank node = request.member.id.node;
   const auto holder = job.members.find(node);
   if (holder != job.members.end()) {
-    if (holder->second.attached_before) {
-      return Refuse(Code::kHeld, name + ": node rank " + std::to_string(node.value()) +
-                                     " is held by the " + AgentText(holder->second.record.member) +
-                                     ", which is alive; give this node another rank or stop that "
-                                     "agent");
+    const std::string held = name + ": node rank " + std::to_string(node.value()) +
+                             " is held by the " + AgentText(holder->second.record.member) + ", ";
+    if (holder->second.stream) {
+      return Refuse(Code::kHeld,
+                    held + "which is alive; give this node another rank or stop that agent");
     }
+    if (holder->second.attached_before) return Refuse(Code::kNotYet, held + kSilentHolder);
     // The older process has only asked to join; it may have died before it opened its stream.
     life_.Remove(job, node, MemberState::kLost,
                  "was replaced by incarnation " + view::HexText(request.member.id.incarnation) +

@@ -48,9 +48,15 @@ TEST_CASE("SchedulerCore: a running job does not notice a restart", "[membership
   CHECK(f.Told<view::View>(Id(0, 10)) == std::vector<view::View>{view});
   f.Pass(8 * kSecond);
   CHECK(f.StateOf(job) == JobState::kRunning);
-  // Nobody can take the place of a member that has not come back yet.
+  // A member that has not come back yet keeps its place for a lease. Another one asks again.
   f.Start();
+  const Answer held = f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer;
+  CHECK(held.code == Code::kNotYet);
+  CHECK(Contains(held.text, "node rank 1 is held by the agent of node 1"));
+  CHECK(Contains(held.text, "ask again when its lease has ended"));
+  CHECK(f.Attach(job, Id(1, 11), Epoch{1}).ok());
   CHECK(f.Join(Fixture::Request("mnist", 1, 12, Spec(2, 2))).answer.code == Code::kHeld);
+  f.Start();
   // A member that does not come back is lost.
   f.Pass(11 * kSecond, job, {Id(0, 10)});
   CHECK(f.StateOf(job) == JobState::kFailed);

@@ -33,6 +33,9 @@ std::string StateText(const LiveJob& job, uint64_t members_to_begin, int64_t now
 inline Answer Refuse(Code code, std::string text) {
   return {.code = code, .text = std::move(text)};
 }
+// Why nobody gets the place of a holder without a stream yet, after its name.
+inline constexpr char kSilentHolder[] =
+    "which has no stream to the scheduler now; ask again when its lease has ended";
 // The caller is not the agent that it speaks for.
 Answer Unproven(const view::MemberIdentity& id);
 

@@ -203,7 +203,7 @@ void AgentCore::OnEntries(const Owner& owner, const wire::Frame& frame, int64_t 
     each(*waiting, [&](const wire::Waiting& entry, uint32_t) {
       if (entry.key == TensorKey{0}) return waits_.OnEpochWaiting(from, entry, now_ns, out);
       if (AgentTensor* const tensor = tensors_.Find(entry.key)) {
-        if (waits_.NamesThisNode(entry)) pushes_.OnHurry(*tensor, entry.round, now_ns);
+        if (entry.hurries()) return pushes_.OnHurry(*tensor, entry.round, now_ns);
         return waits_.OnTensorWaiting(*tensor, from, entry, now_ns, out);
       }
       ++counters_.frames_ignored;
@@ -301,7 +301,7 @@ void AgentCore::Flush(int64_t now_ns, Effects& out) {
   for (const auto& [index, owner] : links_.all()) {
     if (owner.state == OwnerState::kReady) declarations_.SendDue(owner, out);
   }
-  pushes_.Flush(now_ns);
+  pushes_.Flush();
   sender_.Flush(now_ns, out);
   // The last open round may have ended in an earlier event of this batch.
   quiesce_.TryAnswer(out);

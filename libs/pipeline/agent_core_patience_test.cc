@@ -106,13 +106,37 @@ TEST_CASE("AgentCore: a rank is at most one round behind", "[pipeline]") {
   REQUIRE(told.size() == 1);
   CHECK(told[0].round == Round{1});
   CHECK(told[0].left_out == std::vector{false, true});
-  // From now on it may be left out of the next.
-  CHECK(f.Of<ReduceSlice>(f.Flush()).empty());
-  CHECK(f.Of<ReduceSlice>(f.Tick()).empty());
-  const auto reductions = f.Of<ReduceSlice>(f.AfterPatience());
+  // From now on it may be left out of the next. Since the owner's word the patience is over.
+  f.Flush();
+  f.Tick();
+  const auto reductions = f.Of<ReduceSlice>(f.Flush());
   REQUIRE(reductions.size() == 1);
   CHECK(reductions[0].target.round == Round{2});
   CHECK(f.Of<FailRank>(f.Push(1, 0, 1)).size() == 1);  // Once is enough.
+}
+
+TEST_CASE("AgentCore: a rank is left out of 8 rounds in a row, and then waited for", "[pipeline]") {
+  Fixture f;
+  f.StartPatient(MakeView(1, {2, 2}, 1));
+  for (uint64_t round = 1; round <= kLeftOutInARowMax; ++round) {
+    f.Push(0, 0, round);
+    f.Hurry(round);
+    const auto complete = f.Of<CompleteRound>(f.Finish(f.AfterPatience()));
+    REQUIRE(complete.size() == 1);
+    CHECK(complete[0].left_out == std::vector{false, true});
+    f.Push(1, 0, round);
+  }
+  constexpr uint64_t kNext = kLeftOutInARowMax + 1;
+  f.Push(0, 0, kNext);
+  f.Hurry(kNext);
+  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).empty());
+  f.Push(1, 0, kNext);
+  const auto complete = f.Of<CompleteRound>(f.Finish(f.Flush()));
+  REQUIRE(complete.size() == 1);
+  CHECK(complete[0].left_out.empty());
+  f.Push(0, 0, kNext + 1);
+  f.Hurry(kNext + 1);
+  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).size() == 1);
 }
 
 TEST_CASE("AgentCore: a rank that has not been told of the tensor is not left out", "[pipeline]") {
@@ -129,12 +153,10 @@ TEST_CASE("AgentCore: a rank that has not been told of the tensor is not left ou
   const auto told = f.Of<DeclareReply>(f.Declare(1, spec));
   REQUIRE(told.size() == 1);
   CHECK(told[0].held == Round{0});
-  // From now on it has the patience.
+  // Since the owner's word the patience is over.
   f.Flush();
-  f.now_ns += kPatienceNs - 1;
-  CHECK(f.Of<ReduceSlice>(f.Tick()).empty());
-  CHECK(f.Of<ReduceSlice>(f.Flush()).empty());
-  const auto reductions = f.Of<ReduceSlice>(f.AfterPatience());
+  f.Tick();
+  const auto reductions = f.Of<ReduceSlice>(f.Flush());
   REQUIRE(reductions.size() == 1);
   CHECK(reductions[0].inputs == std::vector{LocalRank{0}});
 }
@@ -150,11 +172,27 @@ TEST_CASE("AgentCore: an owner's word of the next round waits until the open one
   f.Reduced(reductions[0].ticket);
   const Effects sent = f.Flush();
   f.Hurry(2);  // Another owner's results are there already.
-  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).empty());
+  f.now_ns += kPatienceNs - 1;
+  f.Tick();
   f.Results(sent, 4);
   f.Flush();
   CHECK(f.Of<ReduceSlice>(f.Tick()).empty());
-  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).size() == 1);
+  CHECK(f.Of<ReduceSlice>(f.Flush()).empty());
+  f.now_ns += 1;
+  f.Tick();
+  CHECK(f.Of<ReduceSlice>(f.Flush()).size() == 1);
+}
+
+TEST_CASE("AgentCore: a notice that others are missing, too, starts no patience", "[pipeline]") {
+  Fixture f;
+  f.StartPatient(MakeView(1, {2, 2, 1, 1}, 1));
+  f.From<wire::Waiting>(0, wire::FrameType::kWaiting,
+                        {{.key = Key("w"),
+                          .round = Round{1},
+                          .waited_ns = 1'000'000'000,
+                          .missing_nodes = {0, 1, 2},
+                          .absent_ns = {0, 0, 0}}});
+  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).empty());
 }
 
 TEST_CASE("AgentCore: alone, a node counts its own ranks", "[pipeline]") {
@@ -171,6 +209,22 @@ TEST_CASE("AgentCore: alone, a node counts its own ranks", "[pipeline]") {
   const auto complete = f.Of<CompleteRound>(f.Reduced(reductions[0].ticket));
   REQUIRE(complete.size() == 1);
   CHECK(complete[0].left_out == std::vector{false, false, true});
+}
+
+TEST_CASE("AgentCore: a node that is alone since a rank pushed counts its own ranks",
+          "[pipeline]") {
+  Fixture f;
+  f.StartPatient(MakeView(1, {2, 2}, 1));
+  f.Push(0, 0, 1);
+  f.OnView(MakeView(2, {2}, 1));
+  f.AgreeTo(f.AnswerAll());
+  f.AgreeTo(f.Flush());
+  f.Decide("w", wire::Verdict::kRedo, 1);
+  f.now_ns += AgentCoreConfig().waiting_first_ns;
+  f.Tick();
+  const auto reductions = f.Of<ReduceSlice>(f.AfterPatience());
+  REQUIRE(reductions.size() == 1);
+  CHECK(reductions[0].inputs == std::vector{LocalRank{0}});
 }
 
 TEST_CASE("AgentCore: a round that is begun again has the same ranks", "[pipeline]") {
@@ -211,6 +265,29 @@ TEST_CASE("AgentCore: after an aborted round a late rank is not left out of the 
   const auto reductions = f.Of<ReduceSlice>(f.Flush());
   REQUIRE(reductions.size() == 1);
   CHECK(reductions[0].inputs.size() == 2);
+}
+
+TEST_CASE("AgentCore: no rank is left out of the round after one without a result", "[pipeline]") {
+  Fixture f;
+  f.StartPatient(MakeView(1, {2, 2}, 1));
+  f.Push(0, 0, 1);
+  f.Push(1, 0, 1);
+  f.OnView(MakeView(2, {2, 2}, 1));
+  f.AgreeTo(f.AnswerAll());
+  f.AgreeTo(f.Flush());
+  f.Decide("w", wire::Verdict::kAbort, 1);
+  f.Push(0, 0, 2);
+  f.Hurry(2);
+  // Rank 1 may not have looked at round 1 yet.
+  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).empty());
+  f.Push(1, 0, 2);
+  const auto complete = f.Of<CompleteRound>(f.Finish(f.Flush()));
+  REQUIRE(complete.size() == 1);
+  CHECK(complete[0].left_out.empty());
+  // The next one goes on without it.
+  f.Push(0, 0, 3);
+  f.Hurry(3);
+  CHECK(f.Of<ReduceSlice>(f.AfterPatience()).size() == 1);
 }
 
 TEST_CASE("AgentCore: without patience nothing goes on", "[pipeline]") {

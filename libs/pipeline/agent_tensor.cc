@@ -88,10 +88,12 @@ bool AgentTensor::announced() const {
 }
 
 bool AgentTensor::MayLeaveOutMissing() const {
+  if (needs_all) return false;
   for (size_t i = 0; i < pushed.size(); ++i) {
     if (Owes(LocalRank{static_cast<uint32_t>(i)})) return false;
     if (pushed[i] || !in_group[i]) continue;
-    if (!told[i] || (!needed.empty() && needed[i])) return false;
+    if (!told[i]) return false;
+    if (!left_out_in_a_row.empty() && left_out_in_a_row[i] >= kLeftOutInARowMax) return false;
   }
   return true;
 }
@@ -104,14 +106,19 @@ void AgentTensor::LeaveOutMissing() {
 }
 
 void AgentTensor::OpenNextRound() {
-  owes.clear();
-  if (!left_out.empty()) {
-    owes.resize(pushed.size());
-    for (size_t i = 0; i < pushed.size(); ++i) owes[i] = left_out[i] && !pushed[i];
+  if (left_out.empty()) {
+    left_out_in_a_row.clear();
+  } else {
+    // Nobody owed a round before: the round would have waited.
+    owes.assign(pushed.size(), false);
+    left_out_in_a_row.resize(pushed.size());
+    for (size_t i = 0; i < pushed.size(); ++i) {
+      owes[i] = left_out[i] && !pushed[i];
+      left_out_in_a_row[i] = left_out[i] ? left_out_in_a_row[i] + 1 : 0;
+    }
   }
   left_out.clear();
-  const bool was_aborted = held.sum_epoch == Epoch{0};
-  needed = was_aborted ? owes : std::vector<bool>();
+  needs_all = held.sum_epoch == Epoch{0};
   hurry_ns = 0;
   pushed.assign(pushed.size(), false);
   pushed_count = 0;

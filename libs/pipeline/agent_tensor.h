@@ -114,6 +114,9 @@ struct NodesNamed {
   int64_t until_ns = 0;  // Until then the same nodes are not reported again.
 };
 
+// A rank is left out of at most so many rounds in a row. The next one waits for it.
+inline constexpr uint32_t kLeftOutInARowMax = 8;
+
 struct AgentTensor {
   TensorIndex index;
   TensorKey key;
@@ -158,9 +161,11 @@ struct AgentTensor {
   // rounds late. 0: there is none, or every rank has pushed them.
   Round aborted_from;
 
-  // By local rank: it has not pushed round held, which went on without it. Until it does, the open
-  // round does not go on without it.
+  // By local rank: it has not pushed a round that went on without it, which is round held. Until it
+  // does, the open round waits for all.
   std::vector<bool> owes;
+  // By local rank: of how many rounds in a row it was left out, up to round held. Empty: of none.
+  std::vector<uint32_t> left_out_in_a_row;
 
   // The state of round held + 1.
   std::vector<bool> pushed;  // By local rank.
@@ -169,9 +174,9 @@ struct AgentTensor {
   // it goes on without the rest.
   bool contributed = false;
   std::vector<bool> left_out;  // By local rank: the round goes on without it, also if it pushes.
-  // By local rank: the round does not go on without it. Not empty after an aborted round to which
-  // it came late: it has to hear of that one before it can be told of the next.
-  std::vector<bool> needed;
+  // The round waits for all, because the one before has no result: each rank has to hear of that
+  // before it can be told of this one.
+  bool needs_all = false;
   // When the round goes on without the ranks that have not pushed it. 0: nobody is in a hurry.
   int64_t hurry_ns = 0;
   OpenContribution given;
@@ -217,7 +222,7 @@ struct AgentTensor {
   bool Owes(LocalRank rank) const { return rank.value() < owes.size() && owes[rank.value()]; }
   // Whether the open round may go on without the ranks that have not pushed it. A rank that has
   // not been told of the tensor would begin with the next round, and stay a round behind the
-  // others.
+  // others. What a rank that is always late gives would never be in a sum.
   bool MayLeaveOutMissing() const;
   // Whether what `rank` pushes to the open round comes too late for it.
   bool LeavesOut(LocalRank rank) const {

@@ -35,7 +35,7 @@ class Failures {
   Failures(const Failures&) = delete;
   Failures& operator=(const Failures&) = delete;
 
-  // --- Of a tensor.
+  // --- Failures of a tensor.
 
   void FailTensor(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
   // Fails the tensor for this node's ranks only. Other nodes may still need the round that is held
@@ -45,7 +45,7 @@ class Failures {
   // only some ranks have it.
   void FailForLeft(AgentTensor& tensor, const std::string& text, Effects& out);
 
-  // --- Of the job. Ignored if it has failed already.
+  // --- Failures of the job. These do nothing if it has failed already.
 
   void FailJob(const std::string& text, Effects& out);
   // Also tells the scheduler.

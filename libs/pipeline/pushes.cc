@@ -50,7 +50,7 @@ std::string Pushes::Problem(const Push& push) const {
     return "pushed tensor '" + tensor.spec.name +
            "', which it takes no part in: " + Describe(tensor.spec);
   }
-  const bool is_late = push.round == tensor.held.round && tensor.Owes(push.rank);
+  const bool is_late = push.round <= tensor.held.round && tensor.Owes(push.rank);
   if (push.round != tensor.open_round() && !is_late) {
     return "pushed round " + std::to_string(push.round.value()) + " of tensor '" +
            tensor.spec.name + "'; the next is " + std::to_string(tensor.open_round().value());
@@ -125,23 +125,29 @@ void Pushes::OnPush(const Push& push, int64_t now_ns, Effects& out) {
     return;
   }
   AgentTensor& tensor = tensors_->At(push.tensor);
-  if (TakeLate(tensor, push, out)) return;
+  if (TakeLate(tensor, push, now_ns, out)) return;
   TakeGiven(tensor, push);
-  if (tensor.pushed_count == 0) {
-    tensor.first_push_ns = now_ns;
-    tensor.priority = push.priority;
-    tensor.next_notice_ns = now_ns + config_->waiting_first_ns;
-  }
-  tensor.priority = std::max(tensor.priority, push.priority);
-  tensors_->AddPush(tensor, push.rank);
+  tensor.priority =
+      tensor.pushed_count == 0 ? push.priority : std::max(tensor.priority, push.priority);
+  AddPush(tensor, push.rank, now_ns);
   if (tensor.contributed) return Contribute(tensor, out);
   timer_->Ask(tensor.next_notice_ns);
-  // No owner sees who of this node is late if the round concerns no other node.
-  const bool is_alone = tensor.travel == Travel::kNone || tensor.participation.member_count() == 1;
-  if (is_alone && 2 * tensor.pushed_count >= tensor.in_group_count) {
-    OnHurry(tensor, tensor.open_round(), now_ns);
-  }
+  HurryIfAlone(tensor, now_ns);
   CheckLeftRanks(tensor, out);
+}
+
+void Pushes::AddPush(AgentTensor& tensor, LocalRank rank, int64_t now_ns) {
+  if (tensor.pushed_count == 0) {
+    tensor.first_push_ns = now_ns;
+    tensor.next_notice_ns = now_ns + config_->waiting_first_ns;
+  }
+  tensors_->AddPush(tensor, rank);
+}
+
+void Pushes::HurryIfAlone(AgentTensor& tensor, int64_t now_ns) {
+  const bool is_alone = tensor.travel == Travel::kNone || tensor.participation.member_count() == 1;
+  if (!is_alone || 2 * tensor.pushed_count < tensor.in_group_count) return;
+  OnHurry(tensor, tensor.open_round(), now_ns);
 }
 
 void Pushes::Contribute(AgentTensor& tensor, Effects& out) {
@@ -150,34 +156,37 @@ void Pushes::Contribute(AgentTensor& tensor, Effects& out) {
   rounds_->Queue(tensor, out);
 }
 
-bool Pushes::TakeLate(AgentTensor& tensor, const Push& push, Effects& out) {
-  if (push.round == tensor.held.round && tensor.Owes(push.rank)) {
+bool Pushes::TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out) {
+  if (push.round <= tensor.held.round && tensor.Owes(push.rank)) {
     tensor.owes[push.rank.value()] = false;
-    out.push_back(Rounds::CompletionOf(tensor));
+    if (push.round == tensor.held.round) out.push_back(Rounds::CompletionOf(tensor));
     return true;
   }
   if (push.round != tensor.open_round() || !tensor.LeavesOut(push.rank)) return false;
-  tensors_->AddPush(tensor, push.rank);
+  AddPush(tensor, push.rank, now_ns);
   return true;
 }
 
-void Pushes::OnHurry(AgentTensor& tensor, Round round, int64_t now_ns) {
+void Pushes::OnHurry(AgentTensor& tensor, Round round, int64_t since_ns) {
   if (!tensor.spec.collective.leaves_out() || !tensor.resolved || tensor.in_group_count == 0)
     return;
   if (round < tensor.open_round() || tensor.failed_status != Status::kOk) return;
   if (round > tensor.open_round() || !tensor.MayLeaveOutMissing()) {
-    hurried_early_[tensor.index] = round;
+    Hurry& early = hurried_early_[tensor.index];
+    if (early.round < round) early = {round, since_ns};
     return;
   }
   if (tensor.contributed || tensor.hurry_ns != 0) return;
-  tensor.hurry_ns = now_ns + int64_t{tensor.spec.collective.patience_ms} * 1'000'000;
+  tensor.hurry_ns = since_ns + int64_t{tensor.spec.collective.patience_ms} * 1'000'000;
   hurried_.insert(tensor.index);
   timer_->Ask(tensor.hurry_ns);
 }
 
-void Pushes::Flush(int64_t now_ns) {
-  const std::map<TensorIndex, Round> early = std::exchange(hurried_early_, {});
-  for (const auto& [index, round] : early) OnHurry(tensors_->At(index), round, now_ns);
+void Pushes::Flush() {
+  const std::map<TensorIndex, Hurry> early = std::exchange(hurried_early_, {});
+  for (const auto& [index, hurry] : early) {
+    OnHurry(tensors_->At(index), hurry.round, hurry.since_ns);
+  }
 }
 
 void Pushes::LeaveOutMissing(AgentTensor& tensor, Effects& out) {
@@ -236,6 +245,7 @@ void Pushes::OnTick(int64_t now_ns, Effects& out) {
         if (!tensor.pushed[i] && tensor.in_group[i]) notice.missing.push_back(i);
       }
       out.push_back(std::move(notice));
+      HurryIfAlone(tensor, now_ns);  // The node may be alone only since the last push.
       tensor.next_notice_ns = config_->NextNoticeNs(tensor.first_push_ns, now_ns);
     }
     timer_->Ask(tensor.next_notice_ns);

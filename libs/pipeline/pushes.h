@@ -38,11 +38,12 @@ class Pushes {
         timer_(timer) {}
 
   void OnPush(const Push& push, int64_t now_ns, Effects& out);
-  // Half of those that `round` waits for are there, at its owner or on this node. If this node is
-  // missing, the round goes on without its late ranks when the tensor's patience is over.
-  void OnHurry(AgentTensor& tensor, Round round, int64_t now_ns);
+  // Half of those that `round` waits for have been there since `since_ns`, at its owner or on this
+  // node. If this node is missing, the round goes on without its late ranks when the tensor's
+  // patience is over.
+  void OnHurry(AgentTensor& tensor, Round round, int64_t since_ns);
   // Call it after each batch of events.
-  void Flush(int64_t now_ns);
+  void Flush();
   // A rank has left: fails the rounds that wait for it.
   void OnRankLeft(Effects& out);
   // Goes on without late ranks. Reports the ranks that other ranks here wait for.
@@ -58,7 +59,10 @@ class Pushes {
   void TakeGiven(AgentTensor& tensor, const Push& push);
   void CheckLeftRanks(AgentTensor& tensor, Effects& out);
   // The push is of a round that has gone on without its rank. Returns false for any other push.
-  bool TakeLate(AgentTensor& tensor, const Push& push, Effects& out);
+  bool TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out);
+  void AddPush(AgentTensor& tensor, LocalRank rank, int64_t now_ns);
+  // No owner sees which ranks of this node are late if the round concerns no other node.
+  void HurryIfAlone(AgentTensor& tensor, int64_t now_ns);
   void LeaveOutMissing(AgentTensor& tensor, Effects& out);
   // The node's contribution is made.
   void Contribute(AgentTensor& tensor, Effects& out);
@@ -75,7 +79,11 @@ class Pushes {
   std::set<TensorIndex> hurried_;  // Whose open round goes on without late ranks soon.
   // Rounds whose patience has not begun: the round before is not over here, or a rank is still a
   // round behind, or does not know the tensor.
-  std::map<TensorIndex, Round> hurried_early_;
+  struct Hurry {
+    Round round;
+    int64_t since_ns = 0;
+  };
+  std::map<TensorIndex, Hurry> hurried_early_;
 };
 
 }  // namespace talweg::pipeline

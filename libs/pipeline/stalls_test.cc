@@ -89,6 +89,29 @@ TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[
   }
 }
 
+TEST_CASE("Stalls: a round that has gone on without a node waits from the node's late push on",
+          "[pipeline]") {
+  Impatient f(1);
+  f.Start(MakeView(1, {1, 2, 1}, 1));
+  TensorSpec spec = Spec("w", 10);
+  spec.collective.patience_ms = 20;
+  f.Open(spec);
+  f.Open(Spec("x", 10));
+  f.Push(0, 1, 1);
+  f.Flush();
+  f.Pass(4);
+  f.From<wire::Waiting>(
+      0, wire::FrameType::kWaiting,
+      {{.key = Key("w"), .round = Round{1}, .missing_nodes = {0}, .absent_ns = {0}}});
+  f.Pass(1);
+  f.Push(0, 0, 1);
+  f.Waiting(1, {2});
+  f.Pass(4);
+  CHECK(f.failure() == "");
+  f.Pass(1);
+  CHECK_THAT(f.failure(), Contains("tensor 'w' has waited for rank 3 of node 2 for 5000 ms"));
+}
+
 TEST_CASE("Stalls: a round that nobody waits for may stay open", "[pipeline]") {
   Impatient f(2);
   f.Start(MakeView(1, {2}, 0));

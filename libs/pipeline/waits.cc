@@ -62,8 +62,8 @@ void Waits::CheckScheduler(int64_t now_ns, Effects& out) {
       what + (silence_.has_relapsed() ? ", and the scheduler comes and goes" : ""), out);
 }
 
-// The scheduler says who is dead, and may take `unreachable_ns` to say it. A member that hears from
-// neither the aggregator nor the scheduler must not wait for ever.
+// The scheduler may take up to `unreachable_ns` to say that an aggregator is dead. If this member
+// hears neither from the aggregator nor from the scheduler in that time, it ends its ranks' waits.
 void Waits::CheckUnreachable(int64_t now_ns, Effects& out) {
   const Owner* const owner = links_->FindUnreachable(now_ns);
   if (owner == nullptr) return;

@@ -60,8 +60,8 @@ struct Portable {
     const Words magnitude = (half & 0x7fffu) << 13;  // The fraction is in place.
     const Words normal = magnitude + ((127u - 15u) << 23);
     const Words not_finite = normal + ((255u - 127u - 16u) << 23);
-    // A number without a leading one: treats it as if it had one, in the smallest normal binade,
-    // then subtracts that.
+    // A denormal has no leading one. Adds it, in the exponent of the smallest normal number, and
+    // subtracts it again as a float.
     const Words leading = Words{} + ((127u - 14u) << 23);
     const Words denormal = Bits(FromBits(magnitude + leading) - FromBits(leading));
     const Words finite = magnitude < (1u << 23) ? denormal : normal;

@@ -109,8 +109,8 @@ absl::Status CheckChain(const TlsFiles& files, const std::vector<OwnedCertificat
                                        " (" + why + "); both must come from the same authority");
 }
 
-// Returns whether an authority, or one between it and our certificate, has made the list and may
-// sign lists. OpenSSL would trust no certificate of an authority that may not.
+// Returns whether one of `signers` has signed the list and may sign lists. If an authority signs a
+// list and may not, OpenSSL trusts none of that authority's certificates.
 bool IsSignedBy(X509_CRL* list, const std::vector<OwnedCertificate>& signers) {
   const OwnOpensslErrors errors;
   for (const OwnedCertificate& signer : signers) {

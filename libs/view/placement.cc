@@ -24,9 +24,9 @@ constexpr uint64_t kAlignmentBytes = kCacheLineBytes;
 // A round takes as long as its bytes do, plus the first slice and the last one's results, which
 // nothing overlaps. Also, the slices under way to several owners, one or two each, must fit into
 // the queues of slow links: a switch's queue is 25 ms of a link or less, 300 KB at 100 Mb/s, and
-// what it drops comes again after the slices behind it. Therefore a run has at least this many
-// slices, unless they become so small that the cost of each one shows. All runs together never have
-// more than kManySlices.
+// what it drops comes again after later slices. Therefore a run has at least this many slices,
+// unless they become so small that the cost of each one shows. All runs together never have more
+// than kManySlices.
 constexpr uint64_t kRunSlicesMin = 256;
 constexpr uint64_t kSliceBytesMin = 64 * kKiB;
 constexpr uint64_t kManySlices = 8192;

@@ -231,6 +231,9 @@ struct Failed {
   friend bool operator==(const Failed&, const Failed&) = default;
 };
 
+// Names the nodes that a round waits for. For a tensor with patience it is also a word to one
+// member: half of the members are here, and the round soon goes on without that member's late
+// ranks. Then `waited_ns` is 0, and the member is the only missing node.
 struct Waiting {
   TensorKey key;
   Round round;
@@ -239,6 +242,8 @@ struct Waiting {
   // For how long each of these nodes has had no connection in this epoch; 0: it has one.
   std::vector<uint64_t> absent_ns;
   std::vector<uint32_t> left_nodes;  // Those of these nodes that have said goodbye to this owner.
+
+  bool hurries() const { return key != TensorKey{0} && waited_ns == 0; }
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 
@@ -272,9 +277,10 @@ constexpr uint32_t CreditCost(Form form, uint32_t travel_bytes) {
   return CarriesData(form) ? travel_bytes : 0;
 }
 
-// The receiver of contributions returns a small grant at once. Of a larger grant, it may keep up to
-// kKeptCreditBytes until it has something else to say, and more while more than that is under way
-// to it. Senders rely on this (docs/protocol.md, section 5).
+// A receiver of contributions returns credit at once if it has granted no more than
+// kSmallCreditBytes. If it has granted more, it may keep up to kKeptCreditBytes back until it has
+// something else to say, and more on a fast connection. Senders rely on this (docs/protocol.md,
+// section 5).
 inline constexpr uint64_t kSmallCreditBytes = kMiB;
 inline constexpr uint64_t kKeptCreditBytes = 128 * kKiB;
 

@@ -22,8 +22,9 @@ enum class LanePath : uint8_t {
   // For ranks that share a GPU: one kernel, then a copy to the host. If no other node takes part,
   // the kernel sums in place, without a copy.
   kKernel,
-  // Among GPUs. A sum: local sums, reduce-scatter, each shard to the host. A delivery: each shard
-  // from the host, all-gather. An all-reduce if no other node takes part.
+  // For ranks on several GPUs. To sum: a local sum on each GPU, a reduce-scatter, and a copy of
+  // each shard to the host. To deliver: a copy of each shard from the host, and an all-gather. If
+  // no other node takes part: an all-reduce instead of both.
   kCollective,
   // Copies every rank's bytes to the host, which sums them: for pieces that no other path can do.
   kHost,

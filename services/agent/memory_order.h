@@ -57,8 +57,8 @@ class MemoryOrders {
   // `source` outlives this. Null: the caller of Place fills each order itself.
   explicit MemoryOrders(MemorySource* source) : source_(source) {}
 
-  // Calls `then` when the memory is there, or when there is none: inside this call if nothing is
-  // to be asked for.
+  // Has the order filled, then calls `then` with the outcome. That is before this returns if the
+  // order asks for nothing or there is no source.
   void Place(MemoryOrder order, Then then);
   // The source has filled the order. Does nothing if the order was forgotten.
   void OnFilled(OrderNumber number, const absl::Status& status);

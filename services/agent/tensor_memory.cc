@@ -199,7 +199,9 @@ absl::Status TensorMemory::OnAttached(pipeline::TensorIndex tensor, LocalRank ra
 
 bool TensorMemory::TakesDevices(pipeline::TensorIndex tensor) const {
   const Entry& entry = At(tensor);
-  return !entry.shared && !entry.spec.collective.encodes() && (rank_count_ > 1 || entry.on_device);
+  const Collective& collective = entry.spec.collective;
+  return !entry.shared && !collective.encodes() && !collective.leaves_out() &&
+         (rank_count_ > 1 || entry.on_device);
 }
 
 bool TensorMemory::OnNic(const pipeline::SliceBytes& slice) const {

@@ -64,8 +64,8 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
 
   std::vector<const aggregation::AggregatorCore*> jobs()
       const;  // By id, with jobs that are closing.
-  // Returns jobs of former incarnations, and jobs that have begun again, until all their
-  // connections are closed.
+  // Returns jobs whose life here has ended, because Restart() ended it or the same job has begun
+  // again. They are kept until all their connections are closed.
   std::vector<const aggregation::AggregatorCore*> leaving_jobs() const;
   // Returns the job that the connection has said Hello to, or null before that.
   const aggregation::AggregatorCore* JobOf(ConnectionId connection) const;
@@ -86,8 +86,9 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   void OnFrame(ConnectionId connection, std::span<const std::byte> frame) override;
   void OnWriteDone(ConnectionId connection, uint64_t context) override;
 
-  // Returns why the member `peer` may not connect, or "" if it may. It may not if it is not in the
-  // job's view, or if the job is over.
+  // Returns why the member `peer` may not connect, or "" if it may. It may not if it has departed
+  // from the job or never was in it, or if the job is over. A member of a view that has not come
+  // here yet may.
   std::string WhyRefused(const transport::PeerIdentity& peer) const;
   // Moves the connection to its job, if the job is known, else has the lobby hold it.
   void OnHello(ConnectionId id, const wire::Frame& hello, std::span<const std::byte> bytes);
@@ -117,7 +118,7 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   SumTurns turns_;         // Which of jobs_ has the next sum.
   SumMaker sums_;
   std::map<JobId, std::unique_ptr<ServedJob>> jobs_;
-  // Jobs that are telling their members that they are over: of former incarnations, or begun again.
+  // Jobs whose life here has ended (leaving_jobs()). They still tell their members so.
   std::vector<std::unique_ptr<ServedJob>> leaving_;
   Lobby lobby_;
   JobConnections connections_;

@@ -97,8 +97,8 @@ void SharedLink::Give(Use& use, Turn& turn, int64_t now_ns) {
   }
   if (use.waiting_bytes == 0 && turn.held_bytes > 0) {
     ++waiting_count_;
-    // A lane where nothing waited saves up no right to more: the job's other lanes do not wait for
-    // it to catch up.
+    // Nothing waited on this lane until now, so its total is behind those of the job's other lanes.
+    // They do not wait until it has caught up.
     for (const Use* const other : jobs_.at(use.job).uses) {
       if (other->given_bytes < kLaneAheadBytes) continue;
       use.given_bytes = std::max(use.given_bytes, other->given_bytes - kLaneAheadBytes);

@@ -103,7 +103,7 @@ class OutcomesTest(unittest.TestCase):
         self.assertEqual(outcomes["//:bad"].skip_reasons, [])
         self.assertEqual(outcomes["//:skips"].skip_reasons, ["no GPU here"])
 
-    def test_of_a_test_in_parts_the_logs_of_those_that_failed_are_shown(self) -> None:
+    def test_the_logs_of_the_failed_parts_of_a_test_are_shown(self) -> None:
         outcome = self.outcomes(
             self.configured("//:parts"),
             self.result("//:parts", "all is well", part=1),

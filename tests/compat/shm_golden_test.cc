@@ -69,7 +69,7 @@ TEST_CASE("The control segment has its released layout") {
   state.ranks_summed = 0x62;
   state.sum_epoch = 0x63;
   state.text_ticket = 0x64;
-  state.left_out[1] = LeftOut(0x66, 0x67);
+  state.good_rounds[1] = GoodRound{.round = 0x66, .ranks_summed = 0x67}.word();
   TextSlot& slot = view.text_slot(kTextSlots + 1);
   slot.ticket = 0x71;
   slot.words[0] = 0x7172737475767778;

@@ -11,6 +11,7 @@ import unittest
 from typing import Any
 
 from cluster import DEADLINE_S, PROGRAMS
+from talweg.horovod.runner.elastic import constants
 from virtual_hosts import HostsJob
 
 
@@ -23,6 +24,10 @@ class _Job(HostsJob):
 
     def order(self, name: str) -> None:
         (self.ranks / name).touch()
+
+    def hears_news(self) -> None:
+        """Returns when a rank has heard that the list of hosts has changed."""
+        self.wait_for("news", lambda: any("news" in lines for lines in self.said().values()))
 
     def results(self) -> list[Any]:
         output = self.end()
@@ -47,6 +52,7 @@ class HvdRunHostsTest(unittest.TestCase):
         job = _Job(self, "a:1", arguments)
         job.go_on(1)
         job.name_hosts("a:1 b")
+        job.hears_news()
         job.go_on(3)
         job.stop()
         self.assertEqual(job.results(), [(0, 3, "a", 7), (1, 3, "b", 7), (2, 3, "b", 7)])
@@ -67,6 +73,7 @@ class HvdRunHostsTest(unittest.TestCase):
         job = _Job(self, "a:1", arguments)
         job.go_on(1)
         job.name_hosts("b:2")
+        job.hears_news()
         job.wait_for("nothing is left on a", lambda: not job.processes("a"))
         job.go_on(2)
         job.stop()
@@ -122,7 +129,10 @@ class HvdRunHostsTest(unittest.TestCase):
         job.name_hosts("a:1 b:1")
         job.go_on(2)
         job.name_hosts("a:1")
-        self.assertIn("hosts have come or gone 2 times, and the limit is 1", job.error())
+        error = job.error()
+        self.assertIn("hosts have come or gone 2 times, and the limit is 1", error)
+        # Programs look for Horovod's sentence.
+        self.assertIn(constants.RESET_LIMIT_EXCEEDED_MESSAGE.format(1), error)
 
     def test_a_host_that_has_failed_is_used_again(self) -> None:
         arguments = "min_num_proc=2, cooldown_range=(1, 2), hostfile='{hosts}'"

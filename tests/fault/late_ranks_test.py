@@ -25,6 +25,17 @@ def _steps_of(rank: Rank) -> list[tuple[int, list[int]]]:
     return steps
 
 
+def _obedient(job: Job) -> tuple[list[Rank], Rank]:
+    """Returns the first two ranks, and the last one."""
+    ranks = job.all_ranks()
+    return ranks[:2], ranks[2]
+
+
+def _take(rank: Rank) -> str:
+    rank.tell("take")
+    return rank.wait_for("step ")
+
+
 class PatienceTest(unittest.TestCase):
     def test_late_ranks_are_left_out_and_nothing_is_lost(self) -> None:
         """On several nodes, of which one has a late rank among others, and on one node alone."""
@@ -39,6 +50,39 @@ class PatienceTest(unittest.TestCase):
                 self.assertTrue(all(max(got) <= step for step, got in steps), steps)
                 for rank in job.all_ranks():
                     rank.wait_for("all alike")
+
+    def test_a_rank_that_is_always_behind(self) -> None:
+        """On several nodes, on one of several ranks, and on one alone."""
+        for nodes in ((1, 1, 1), (1, 2), (3,)):
+            with self.subTest(nodes=nodes), Cluster() as cluster:
+                early, late = _obedient(Job(cluster, nodes=nodes, program="obeys.py"))
+                for step in range(1, 9):
+                    for rank in early:
+                        rank.tell("push")
+                    for rank in early:
+                        self.assertEqual(_take(rank), f"step {step} has [1, 1, 0] of 3 ranks")
+                    late.tell("push")
+                    self.assertEqual(_take(late), f"step {step} has [1, 1, 0] of 3 ranks")
+                # Now it is waited for.
+                for rank in (*early, late):
+                    rank.tell("push")
+                for rank in (*early, late):
+                    self.assertEqual(_take(rank), "step 9 has [1, 1, 9] of 3 ranks")
+
+    def test_a_rank_that_takes_its_result_late(self) -> None:
+        """It was in time, and the next round is over when it looks."""
+        for nodes in ((1, 1, 1), (3,)):
+            with self.subTest(nodes=nodes), Cluster() as cluster:
+                early, late = _obedient(Job(cluster, nodes=nodes, program="obeys.py"))
+                for rank in (*early, late):
+                    rank.tell("push")
+                for step, counts in ((1, "[1, 1, 1]"), (2, "[1, 1, 0]")):
+                    for rank in early:
+                        self.assertEqual(_take(rank), f"step {step} has {counts} of 3 ranks")
+                        rank.tell("push")
+                self.assertEqual(_take(late), "step 1 has [1, 1, 1] of 3 ranks")
+                late.tell("push")
+                self.assertEqual(_take(late), "step 2 has [1, 1, 0] of 3 ranks")
 
     def test_the_example_measures(self) -> None:
         program = [str(RUNFILES / "examples" / "patience.py"), "--turns=1", "--steps=5"]

@@ -15,7 +15,7 @@ _NODES = 4
 
 
 class LostMembersTest(unittest.TestCase):
-    def test_of_each_place(self) -> None:
+    def test_the_first_or_the_last_is_lost(self) -> None:
         # After the loss of node 0 all other ranks have other numbers.
         for victim in (0, _NODES - 1):
             with self.subTest(victim=victim):

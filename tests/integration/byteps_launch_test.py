@@ -24,7 +24,7 @@ from talweg.byteps import _job, launcher
 
 # The rank needs no torch, because it asks the package only for numbers.
 _PROGRAM = """
-import os, sys
+import os, pathlib, sys
 import numpy as np
 import talweg
 from talweg.byteps import common as bps
@@ -370,7 +370,17 @@ class CommandsTest(unittest.TestCase):
         """Each round has a total, and two stages for each key. The agent's timeline lies beside."""
         self.program.write_text(
             _PROGRAM
-            + "for _ in range(9): talweg.push_pull(np.ones(2000, np.float32), name='often')\n"
+            + textwrap.dedent(
+                """
+                directory = os.environ["BYTEPS_TRACE_DIR"]
+                file = pathlib.Path(directory, str(bps.local_rank()), "comm.json")
+                written = []
+                for _ in range(9):
+                    talweg.push_pull(np.ones(2000, np.float32), name="often")
+                    written.append(int(file.exists()))
+                print("written", *written, os.environ["TALWEG_TENSORFLOW_OPS"], flush=True)
+                """
+            )
         )
         directory = self.directory / "traces"
         done = run(
@@ -383,12 +393,52 @@ class CommandsTest(unittest.TestCase):
             NVIDIA_VISIBLE_DEVICES="0,1",
         )
         self.assertEqual(done.returncode, 0, done.stderr)
+        # Each rank writes it after the last traced round. TensorFlow's kernel knows no pushes.
+        self.assertEqual(done.stdout.count("written 0 0 0 1 1 1 1 1 1 python"), 2, done.stdout)
+        self.assertEqual(done.stdout.count("the trace is in"), 2, done.stdout)
         for local_rank in "01":
             self.check_trace(json.loads((directory / local_rank / "comm.json").read_text()))
         agents = json.loads((directory / "agent_0.json").read_text())["traceEvents"]
         seen = [event["args"]["round"] for event in agents if event["ph"] == "X"]
         self.assertLessEqual({2, 3, 4}, set(seen))
         self.assertLessEqual(max(seen), 4)
+
+    def test_a_trace_goes_on_after_resume(self) -> None:
+        self.program.write_text(
+            _PROGRAM
+            + textwrap.dedent(
+                """
+                def push(name, rounds):
+                    for _ in range(rounds):
+                        talweg.push_pull(np.ones(3, np.float32), name=name)
+
+                push("first", 3)
+                bps.suspend()
+                bps.resume(1, 1, 0)
+                push("second", 2)
+                push("first", 2)
+                """
+            )
+        )
+        directory = self.directory / "traces"
+        done = subprocess.run(
+            self.python,
+            env=environment(
+                BYTEPS_TRACE_ON="1",
+                BYTEPS_TRACE_START_STEP="2",
+                BYTEPS_TRACE_END_STEP="4",
+                BYTEPS_TRACE_DIR=str(directory),
+            ),
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        events = json.loads((directory / "0" / "comm.json").read_text())["traceEvents"]
+        totals = [event["name"] for event in events if event["tid"] == "total"]
+        # Rounds of a tensor count on.
+        self.assertEqual(totals, ["Comm.first"] * 2 + ["Comm.second", "Comm.first"])
 
     def check_trace(self, trace: dict[str, Any]) -> None:
         self.assertEqual(trace["displayTimeUnit"], "ms")
@@ -448,7 +498,9 @@ class CommandsTest(unittest.TestCase):
                 line = f"Sampled key=65537\trank={rank}\t{pushed}{ends}\tafter stage: {stage}\n"
                 self.assertEqual(done.stderr.count(line), 2, done.stderr)
         self.assertEqual(done.stderr.count("Sampled"), 8, done.stderr)
-        self.assertNotIn("Sampled", run(self.python, **variables).stderr)
+        quiet = run(self.python, **variables).stderr
+        self.assertNotIn("Sampled", quiet)
+        self.assertEqual(quiet.count("logs at level DEBUG alone: set BYTEPS_LOG_LEVEL=DEBUG"), 1)
 
     def test_the_backtrace_of_a_crash(self) -> None:
         """A script runs a program that kills itself in a call. The backtrace names that call."""

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import socket
 import tempfile
 import unittest
 from pathlib import Path
@@ -78,6 +81,50 @@ class VariablesTest(unittest.TestCase):
         self.assertEqual(done.stderr.count("BYTEPS_NCCL_NUM_RINGS has no effect: "), 1, done.stderr)
         done = run(["true"], BYTEPS_NCCL_NUM_RINGS="2")
         self.assertNotIn("BYTEPS_NCCL_NUM_RINGS", done.stderr)
+
+    def test_values_in_whose_place_others_are_used_are_said(self) -> None:
+        said = run(
+            ["true"],
+            BYTEPS_PARTITION_BYTES=str(2**31 - 1),
+            BYTEPS_SCHEDULING_CREDIT="100",
+            PS_HEARTBEAT_INTERVAL="9999",
+            BYTEPS_SERVER_ENGINE_THREAD="500",  # A worker has none of them.
+            BYTEPS_LOG_LEVEL="INFO",
+        ).stderr
+        for text in (
+            f"BYTEPS_PARTITION_BYTES is 2147483647; {1 << 30} bytes are used",
+            f"BYTEPS_SCHEDULING_CREDIT is 100; {64 << 30} bytes are used",
+            "PS_HEARTBEAT_INTERVAL is 9999; 3600 s are used",
+        ):
+            self.assertEqual(said.count(text), 1, said)
+        self.assertNotIn("SERVER_ENGINE_THREAD", said)
+        log = logging.getLogger("test")
+        for told, used in (("500", "64"), ("0", "1")):
+            threads = {"BYTEPS_SERVER_ENGINE_THREAD": told}
+            lanes = _job.daemon_variables(threads, is_server=True)["TALWEG_LANES"]
+            self.assertEqual(lanes, used)
+            with self.assertLogs(log, "INFO") as caught:
+                _job.say_values(threads, log, is_server=True)
+            self.assertIn(f"THREAD is {told}; {used} are used, as a server has", caught.output[0])
+        with self.assertNoLogs(log, "INFO"):
+            plain = {"BYTEPS_PARTITION_BYTES": "4096", "BYTEPS_SCHEDULING_CREDIT": "16"}
+            _job.say_values(plain, log, is_server=True)
+
+    def test_a_socket_whose_path_is_too_long(self) -> None:
+        job = _job.job_of({}, "worker", 2)
+        told = "/tmp/" + "x" * 99
+        TABLE.check({"BYTEPS_SOCKET_PATH": told})
+        with self.assertRaises(VariableError) as raised:
+            _job.socket_path(job, {"BYTEPS_SOCKET_PATH": told}, 0)
+        found = re.search(r"has 104 bytes, and may have (\d+) here", str(raised.exception))
+        assert found is not None, raised.exception
+        self.assertFalse(Path(told).exists())
+        with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+            longest = Path(f"{parent}/".ljust(int(found[1]), "y"))
+            longest.mkdir()
+            path = _job.socket_path(job, {"BYTEPS_SOCKET_PATH": str(longest)}, 0)
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(path)
 
     def test_daemons_options(self) -> None:
         told = _job.daemon_variables(

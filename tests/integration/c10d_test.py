@@ -22,6 +22,7 @@ _USED_BY_TRAINING = (
     "torch.distributed.optim",
     "torch.distributed.pipelining",
 )
+_PAGE = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "docs" / "torch.md"
 _EXAMPLES = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples"
 
 
@@ -57,6 +58,29 @@ class C10dTest(unittest.TestCase):
     def test_what_few_programs_use(self) -> None:
         job.run(job.command("c10d_forms.py", ranks=2, forks=self.forks))
         job.run(job.command("c10d_forms.py", nodes=3, ranks=1, aggregators=1, forks=self.forks))
+
+    def test_what_the_page_lists(self) -> None:
+        for nodes, ranks in ((1, 2), (2, 1)):
+            aggregators = 1 if nodes > 1 else None
+            line = job.command(
+                "c10d_listed.py",
+                nodes=nodes,
+                ranks=ranks,
+                aggregators=aggregators,
+                forks=self.forks,
+            )
+            self.assertEqual(len(re.findall(r"rank \d: \d+ work, \d+ raise", job.run(line))), 2)
+
+    def test_the_page_names_each_call_of_torch(self) -> None:
+        import torch.distributed
+
+        text = re.sub("```.*?```", "", _PAGE.read_text(), flags=re.DOTALL)
+        named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
+        for name, member in vars(torch.distributed).items():
+            is_torchs = str(getattr(member, "__module__", "")).startswith("torch")
+            if callable(member) and is_torchs and not name.startswith("_"):
+                with self.subTest(name=name):
+                    self.assertIn(name, named)
 
     def test_uncommon_tensors(self) -> None:
         job.run(job.command("c10d_tensors.py", ranks=2, forks=self.forks))

@@ -19,8 +19,7 @@ import talweg.horovod.torch
 from horovod.common import util
 from horovod.common.exceptions import HorovodInternalError
 from talweg._compat.environment import VariableError
-from talweg.errors import Unsupported
-from talweg.horovod._environment import TABLE, agent_variables
+from talweg.horovod._environment import TABLE, agent_variables, says
 from torch_forks import TorchForks
 
 
@@ -132,8 +131,11 @@ class HorovodTest(unittest.TestCase):
         TABLE.check({"HOROVOD_FUSION_THRESHOLD": "1024", "HOROVOD_LOG_LEVEL": "DEBUG"})
         with self.assertRaisesRegex(VariableError, "HOROVOD_START_TIMEOUT is 'x'; it must be 1 to"):
             TABLE.check({"HOROVOD_START_TIMEOUT": "x"})
-        with self.assertRaisesRegex(Unsupported, "loss-policy"):
-            TABLE.check({"HOROVOD_ELASTIC": "1"})
+        program = "import horovod.torch as hvd; hvd.init()"
+        done = self.alone(program, HOROVOD_ELASTIC="1")
+        self.assertIn(
+            "this job's nodes stay: start the program by horovodrun --min-np", done.stderr
+        )
         for text, is_set in (
             ("1", True),
             ("true", True),
@@ -145,6 +147,31 @@ class HorovodTest(unittest.TestCase):
             self.assertEqual(TABLE.switch(told, "HOROVOD_LOG_HIDE_TIME"), is_set, text)
         misspelt = TABLE.misspelt({"HOROVOD_TIMELIN": "x", "HOROVOD_TIMELINE": "x"})
         self.assertEqual(misspelt, [("HOROVOD_TIMELIN", "HOROVOD_TIMELINE")])
+        # Those with which Horovod is built.
+        built = ("GPU_OPERATIONS", "WITH_PYTORCH", "WITHOUT_GLOO", "CCL_CACHE", "NCCL_HOME")
+        told = {f"HOROVOD_{name}": "NCCL" for name in built}
+        self.assertEqual(TABLE.misspelt(told), [])
+        TABLE.check(told)
+
+    def alone(self, program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            env=dict(os.environ, **variables),
+            capture_output=True,
+            text=True,
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+
+    def test_variables_are_reported_once_a_node(self) -> None:
+        for name in ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
+            self.assertFalse(says({name: "1", "LOCAL_RANK": ""}))
+            self.assertTrue(says({name: "0"}))
+        self.assertTrue(says({}))
+        line = [sys.executable, "-P", "-m", "talweg.horovod.runner", "-np", "3", sys.executable]
+        program = "from talweg.horovod.common import basics; basics.init()"
+        said = job.run([*line, "-P", "-c", program], {"HOROVOD_TIMELIN": "x"})
+        self.assertEqual(said.count("HOROVOD_TIMELIN is not a known variable"), 1, said)
 
     def test_stalled_ranks(self) -> None:
         """A rank that does not come ends the job, on one node and on two."""
@@ -206,14 +233,8 @@ class HorovodTest(unittest.TestCase):
 
     def test_somebody_elses_launcher(self) -> None:
         """Without an error each rank of another launcher would train alone."""
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", "import horovod.torch as hvd; hvd.init()"],
-            env=dict(os.environ, HOROVOD_RANK="1", HOROVOD_SIZE="2"),
-            capture_output=True,
-            text=True,
-            timeout=job.TIMEOUT_S,
-            check=False,
-        )
+        program = "import horovod.torch as hvd; hvd.init()"
+        done = self.alone(program, HOROVOD_RANK="1", HOROVOD_SIZE="2")
         self.assertEqual(done.returncode, 1)
         self.assertIn("talweg run", done.stderr)
 

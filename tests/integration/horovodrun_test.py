@@ -24,8 +24,9 @@ import job
 import torch
 from talweg.horovod import _rank, runner
 from talweg.horovod._environment import TABLE
-from talweg.horovod.runner import _variables, launch
-from talweg.horovod.runner.common.util import config_parser
+from talweg.horovod.runner import _variables, gloo_run, launch
+from talweg.horovod.runner.common.util import config_parser, env, settings
+from talweg.horovod.runner.elastic import driver
 from talweg.horovod.runner.util import threads
 
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
@@ -132,9 +133,10 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual([each["CROSS_RANK"] for each in found], list("01021"))
         self.assertEqual([each["CROSS_SIZE"] for each in found], list("33232"))
         self.assertEqual([each["HOSTNAME"] for each in found], list("abbcc"))
-        # If hosts come and go, hvd.init() tells ranks their numbers.
-        come_and_go = _rank.places("", {**told, "TALWEG_HOST": "c"})
-        self.assertEqual(come_and_go, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "HOSTNAME": "c"})
+        # If hosts come and go, the launcher tells with which numbers the ranks begin.
+        told |= {"TALWEG_HOST": "c", "TALWEG_FIRST_RANK": "3", "TALWEG_FIRST_SIZE": "5"}
+        wanted = {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "RANK": "4", "SIZE": "5", "HOSTNAME": "c"}
+        self.assertEqual(_rank.places("", told), wanted)
 
     def test_places_where_hosts_come_and_go(self) -> None:
         """If hosts come and go, each host is a node of its own."""
@@ -153,6 +155,26 @@ class HorovodrunTest(unittest.TestCase):
         said = sorted(line.partition("]<stdout>:")[2] for line in done.stdout.splitlines())
         wanted = ["0 2 0 1 None None localhost", "1 2 0 1 None None 127.0.0.1"]
         self.assertEqual(said, wanted)
+
+    def test_first_numbers_where_hosts_come_and_go(self) -> None:
+        """Functions that do not call init() read from the variables which rank they are."""
+        elastic: dict[str, Any] = {"num_proc": 2, "min_num_proc": 2, "max_num_proc": 2}
+        for hosts in ("localhost:2,127.0.0.1:2", "localhost:1,127.0.0.1:1", "localhost,localhost"):
+            found = runner.run(env.get_env_rank_and_size, hosts=hosts, **elastic)
+            self.assertEqual(found, [(0, 2), (1, 2)], hosts)
+
+    def test_variables_of_horovods_launcher(self) -> None:
+        names = ("CONTROLLER", "CPU_OPERATIONS", "GLOO_IFACE", "ELASTIC")
+        told = (tuple(f"HOROVOD_{name}" for name in names),)
+        with mock.patch.dict(os.environ, HOROVOD_CPU_OPERATIONS="x", HOROVOD_ELASTIC="1"):
+            for more, wanted in (
+                ({}, ["gloo", "x", None, None]),
+                ({"network_interfaces": "lo"}, ["gloo", "x", "lo", None]),
+                ({"min_num_proc": 1}, ["gloo", "x", None, "1"]),
+            ):
+                arguments: dict[str, Any] = more
+                found = runner.run(lambda names: [*map(os.getenv, names)], told, **arguments)
+                self.assertEqual(found, [wanted])
 
     def test_as_functions(self) -> None:
         """Tests the functions of horovod.runner that programs import to start jobs."""
@@ -178,6 +200,11 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(
             runner.run(large, (16 << 20,), np=2), [random.Random(1).randbytes(16 << 20)] * 2
         )
+        told = settings.Settings("localhost:2", num_proc=2)
+        for program in (["true"], "sh -c 'test $A = 1'"):
+            gloo_run.gloo_run(told, ["lo"], {"A": "1"}, "127.0.0.1", program)
+        with self.assertRaisesRegex(RuntimeError, "exit status 1 .*with non-zero status"):
+            gloo_run.gloo_run(told, ["lo"], {"A": "2"}, "127.0.0.1", "sh -c 'test $A = 1'")
         with mock.patch("sys.argv", ["horovodrun", "-np", "3", "true"]):
             self.assertEqual(launch.parse_args().num_proc, 3)
         done: list[int] = []
@@ -311,7 +338,11 @@ class HorovodrunTest(unittest.TestCase):
 
     def test_interfaces_one_each_time(self) -> None:
         options = runner.parse(["-np", "2", "--network-interface", "a", "--network-interface", "b"])
-        self.assertEqual(options.network_interfaces, "a,b")
+        self.assertEqual(options.nics, {"a", "b"})
+        options = runner.parse(
+            ["-np", "2", "--network-interfaces", "c,a", "--network-interface", "b"]
+        )
+        self.assertEqual(runner._interfaces(options), ["c", "a", "b"])
 
     def test_what_is_not_offered_says_what_to_use(self) -> None:
         for arguments, text in (
@@ -325,17 +356,12 @@ class HorovodrunTest(unittest.TestCase):
             (["-np", "2", "--min-np", "0", "x"], "--min-np is 0; it must be at least 1"),
             (["-np", "2", "--min-np", "1", "--max-np", "1", "x"], "--max-np is 1, and -np 2"),
             (
-                ["-np", "2", "--host-discovery-script", "s", "-H", "a:2", "x"],
-                "--host-discovery-script and --hosts .*: give one",
-            ),
-            (
                 ["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "9", "3", "x"],
                 "--blacklist-cooldown-range is 9 3; it must be two numbers",
             ),
             (["-np", "0", "x"], "-np is 0"),
             (["x"], "-np is missing: say how many ranks to start"),
             (["-np", "2"], "no program"),
-            (["-np", "2", "-H", "a:1", "--hostfile", "f", "x"], "both given"),
             (
                 ["-np", "2", "--hostfile", "/nowhere/hosts", "x"],
                 "--hostfile=/nowhere/hosts: .*No such file.*; give a file of lines `host slots=n`",
@@ -348,6 +374,22 @@ class HorovodrunTest(unittest.TestCase):
             done = _run(*arguments)
             self.assertEqual(done.returncode, 1, arguments)
             self.assertRegex(done.stderr, text)
+
+    def test_options_that_exclude_each_other(self) -> None:
+        for line in (
+            ["-H", "a:1", "--hostfile", "f"],
+            ["--host-discovery-script", "s", "-H", "a:2"],
+            ["--gloo", "--mpi"],
+            ["--mpi", "--jsrun"],
+            ["--autotune", "--no-autotune"],
+        ):
+            done = _run("-np", "1", *line, "true")
+            self.assertEqual(done.returncode, 2, line)
+            self.assertIn("not allowed with argument", done.stderr)
+        options = runner.parse(["-np", "2"])
+        options.hosts, options.hostfile = "a:1", "f"
+        with self.assertRaisesRegex(ValueError, "both given"):
+            runner.is_here(options)
 
     def test_what_has_no_effect_is_said(self) -> None:
         options = ["--max-np", "4", "--elastic-timeout", "9", "--reset-limit", "0"]
@@ -364,7 +406,7 @@ class HorovodrunTest(unittest.TestCase):
 
     def test_slots_by_the_name_of_horovods_page(self) -> None:
         options = runner.parse(["-np", "2", "--host-discovery-script", "s", "--slots", "4", "x"])
-        self.assertEqual(options.slots_per_host, 4)
+        self.assertEqual(options.slots, 4)
 
     def test_options_of_elastic_jobs(self) -> None:
         """Each option reaches `talweg run`, which carries it out."""
@@ -381,9 +423,21 @@ class HorovodrunTest(unittest.TestCase):
         self.assertEqual(sorted(line), sorted(wanted))
         line = runner._elastic_line(runner.parse(["-np", "4", "--min-np", "1", "x"]))
         self.assertEqual(sorted(line), ["--hosts=localhost:4", "--min-ranks=1", "--ranks=4"])
+        named = ["-np", "4", "-H", "a,b:1,a", "--slots-per-host", "2"]
+        line = runner._elastic_line(runner.parse([*named, "--min-np", "1", "x"]))
+        self.assertIn("--hosts=a:4,b:1", line)
+        found = runner._hosts(runner.parse([*named, "x"]))
+        self.assertEqual([(host.name, host.slots) for host in found], [("a", 2), ("b", 1)])
+        with (
+            mock.patch.object(driver, "ELASTIC_TIMEOUT_SECS", 7),
+            mock.patch.object(driver, "DISCOVER_HOSTS_FREQUENCY_SECS", 3),
+        ):
+            line = runner._elastic_line(runner.parse(["-np", "4", "--min-np", "1", "x"]))
+        self.assertLessEqual({"--hosts-wait-s=7", "--hosts-interval-s=3"}, set(line))
 
     def test_options_set_variables_that_the_table_has(self) -> None:
-        switches = [option for option in _variables.SWITCHES if not option.startswith("--no-")]
+        # One for each attribute, as the others exclude it.
+        switches = list({name: each for each, (name, _) in _variables.SWITCHES.items()}.values())
         numbers = [word for option in _variables.NUMBERS for word in (option, "1")]
         texts = [word for option in _variables.TEXTS for word in (option, "info")]
         options = runner.parse(["-np", "2", *switches, *numbers, *texts])

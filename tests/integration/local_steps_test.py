@@ -48,6 +48,14 @@ class LocalStepsTest(unittest.TestCase):
                 )
                 job.run(line)
 
+    def test_what_stays_alike(self) -> None:
+        for nodes, ranks in ((1, 1), (1, 2), (2, (2, 1))):
+            with self.subTest(nodes=nodes):
+                line = job.command(
+                    "local_steps_alike.py", nodes=nodes, ranks=ranks, forks=self.forks
+                )
+                job.run(line)
+
     def test_features_where_differences_travel_rounded(self) -> None:
         """What must be equal is equal, and nothing that must not be rounded is."""
         line = job.command("local_steps_features.py", nodes=2, ranks=1, aggregators=1)

@@ -42,6 +42,9 @@ class CompatTest(unittest.TestCase):
     def test_byteps(self) -> None:
         self._run("byteps_tensorflow.py")
 
+    def test_byteps_trace(self) -> None:
+        self._run("byteps_tensorflow_trace.py")
+
     def test_values_of_wrong_types(self) -> None:
         program = str(job.PROGRAMS / "wrong_types.py")
         job.run([sys.executable, "-P", *self.forks.prefix, program, "tensorflow"])

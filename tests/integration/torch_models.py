@@ -40,3 +40,23 @@ def step_on_own_data(model: nn.Module, optimizer: torch.optim.Optimizer, step: i
     model(torch.randn(4, 6, dtype=dtype)).square().mean().backward()
     optimizer.step()
     same_everywhere(model, f"step {step}")
+
+
+def local_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: int, width: int = 6
+) -> None:
+    """Makes a step of local steps, which may differ between ranks, on data of the rank and the step."""
+    generator = torch.Generator().manual_seed(100 * step + tw.rank())
+    dtype = next(model.parameters()).dtype
+    inputs = torch.randn(4, width, generator=generator)
+    optimizer.zero_grad()
+    model(inputs.to(dtype)).float().square().mean().backward()
+    optimizer.step()
+
+
+def bits_of(model: nn.Module) -> list[bytes]:
+    return [p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters()]
+
+
+def sgd_of(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)

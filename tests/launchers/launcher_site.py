@@ -20,6 +20,8 @@ import job
 
 PROGRAMS = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "tests" / "launchers" / "programs"
 RANK = [sys.executable, "-P", str(PROGRAMS / "rank.py")]
+# A rank that names Talweg's backend to torch.distributed, and does nothing else.
+BACKEND = [sys.executable, "-P", str(PROGRAMS / "backend.py")]
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run"]
 # A variable that all processes of one site have, and no others.
 _MARK = "TALWEG_TEST_SITE"
@@ -132,3 +134,9 @@ class SiteTest(unittest.TestCase):
                 wanted.append(f"rank {rank} of {size}, local {local} of {count}: sum is right")
         found = re.findall(r"rank \d+ of \d+, local .*: sum is right", output)
         self.assertEqual(sorted(found), sorted(wanted * times), output)
+
+    def require_ranks_of_torch(self, output: str, size: int) -> None:
+        """Checks that each of `size` ranks of torch.distributed has said that its sum is right."""
+        found = re.findall(r"rank (\d+) of (\d+): sum is right", output)
+        wanted = [(str(rank), str(size)) for rank in range(size)]
+        self.assertEqual(sorted(found), wanted, output)

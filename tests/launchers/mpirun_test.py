@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 import unittest
 
 from launcher_hosts import HostsTest
-from launcher_site import RANK, SiteTest
+from launcher_site import BACKEND, RANK, SiteTest
 from permitted import needs
 
 
@@ -18,6 +19,19 @@ class MpirunTest(SiteTest):
 
     def test_one_node(self) -> None:
         self.require_ranks(self.run_line([*self.mpirun, "-np", "3", *RANK, "sum"]), [3])
+        self.require_nothing_left()
+
+    def test_the_backend_of_torch(self) -> None:
+        output = self.run_line([*self.mpirun, "-np", "2", *BACKEND])
+        self.require_ranks_of_torch(output, 2)
+        self.require_nothing_left()
+
+    def test_other_backends_of_torch(self) -> None:
+        """Talweg leaves their groups to torch, which wants its own variables."""
+        program = "import talweg.torch, torch; torch.distributed.init_process_group('gloo')"
+        rank = [sys.executable, "-P", "-c", program]
+        output = self.run_line([*self.mpirun, "-np", "1", *rank], status=None)
+        self.assertIn("environment variable RANK expected", output)
         self.require_nothing_left()
 
     def test_several_lives_and_two_jobs_at_once(self) -> None:
@@ -43,6 +57,10 @@ class HydraTest(SiteTest):
         line = ["mpiexec.hydra", "-n", "2", "sh", "-c", '"$@"; exit $?', "sh", *RANK, "again"]
         output = self.finish(self.start(line), self.start(line))
         self.require_ranks(output, [2], times=2)
+        self.require_nothing_left()
+
+    def test_the_backend_of_torch(self) -> None:
+        self.require_ranks_of_torch(self.run_line(["mpiexec.hydra", "-n", "2", *BACKEND]), 2)
         self.require_nothing_left()
 
 
@@ -72,7 +90,7 @@ class HydraOnHostsTest(HostsTest):
 
 
 class MpirunOnHostsTest(HostsTest):
-    """Tests ranks that cannot import torch, with mpirun on a host without ranks."""
+    """Tests ranks with mpirun on a host without ranks."""
 
     hosts = ["login", "a", "b"]
 
@@ -98,6 +116,16 @@ class MpirunOnHostsTest(HostsTest):
         output = self.mpirun({"a": 1, "b": 2}, *RANK, "die", "1", status=None)
         self.assertIn("signal 9", output)
         self.require_nothing_left()
+
+    def test_the_backend_of_torch(self) -> None:
+        """Rank 0 tells the other host's ranks where its store is."""
+        output = self.mpirun({"a": 1, "b": 1}, *BACKEND)
+        self.require_ranks_of_torch(output, 2)
+        self.require_nothing_left()
+
+    def test_the_backend_of_torch_with_ranks_dealt_out_by_turns(self) -> None:
+        output = self.mpirun({"a": 2, "b": 2}, "--map-by", "node", *BACKEND)
+        self.require_ranks_of_torch(output, 4)
 
     def test_ranks_dealt_out_by_turns(self) -> None:
         """mpirun deals ranks to nodes in turn. Talweg counts them node by node."""

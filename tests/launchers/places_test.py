@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from talweg import errors
-from talweg._node import handshake, launchers, places, slurm
+from talweg._node import launchers, places, slurm
 
 _TORCH = {
     "RANK": "3",
@@ -176,30 +176,6 @@ class PrivateDirectoryTest(unittest.TestCase):
         self.assertEqual(list(job.iterdir()), [])
         second.release()
         self.assertEqual(list(job.parent.iterdir()), [])
-
-
-class HandshakeTest(unittest.TestCase):
-    """Tests the first node's side. Tests of whole jobs cover the other side."""
-
-    def test_another_job_is_refused(self) -> None:
-        answerer = handshake.Answerer("job", "secret", None)
-        with self.assertRaisesRegex(handshake.Refused, "another job's"):
-            answerer.answer({"job": handshake.job_digest("other"), "nonce": "1"})
-
-    def test_another_secret_is_refused(self) -> None:
-        for secret in ("secret", "other"):
-            answerer = handshake.Answerer("job", "secret", None)
-            answer = answerer.answer({"job": handshake.job_digest("job"), "nonce": "1"})
-            assert answer is not None
-            proof = handshake._proof(secret, "node", f"1 {answer['nonce']}")
-            line = {"proof": proof, "rank": 1, "local_size": 1, "host": "h"}
-            if secret == "other":
-                with self.assertRaises(handshake.Refused):
-                    answerer.answer(line)
-                self.assertIsNone(answerer.node)
-            else:
-                answerer.answer(line)
-                self.assertEqual(answerer.node, handshake.Node(1, 1, "h"))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 COLUMNS_MAX = 100
@@ -13,13 +16,25 @@ COLUMNS_MAX = 100
 _GENERATED = {"docs/configuration.md"}
 _GENERATED_BEGIN = "# Measured by ./bench"
 
-_COMMENTS = {
-    (".h", ".cc", ".cu", ".c", ".proto"): re.compile(r"(?://|/\*+|^\s*\*)\s*Of\s"),
-    (".py", ".bazel", ".bzl", ".sh"): re.compile(r"(?:(?:^|\s)#|\"\"\")\s*Of\s"),
-}
+# How a sentence begins: after a mark that ends another one, perhaps with quotes or brackets.
+_OPENING = r"[\"'`*_(\[]*"
+_NEXT_SENTENCE = rf"[.!?][\"'`*_)\]]*\s+{_OPENING}Of\s"
+_FIRST_SENTENCE = rf"^[\s/*#>|-]*(?:\d+\.\s+)?{_OPENING}Of\s"
+_SENTENCE = re.compile(rf"{_FIRST_SENTENCE}|{_NEXT_SENTENCE}", re.MULTILINE)
+_CELL = re.compile(rf"\|\s*{_OPENING}Of\s")
 
-# The ends of the names of files whose comments are read.
-COMMENTED = tuple(suffix for suffixes in _COMMENTS for suffix in suffixes)
+_C = (".h", ".cc", ".cu", ".c", ".proto")
+_PYTHON = (".py", ".bazel", ".bzl")
+_SHELL = (".sh",)
+_PAGES = (".md",)
+
+# The ends of the names of files whose sentences are read.
+READ = (*_C, *_PYTHON, *_SHELL, *_PAGES)
+
+_C_COMMENT = re.compile(r"//.*|/\*.*|^\s*\*.*")
+_SHELL_COMMENT = re.compile(r"(?:^|\s)#.*")
+_C_TEST = re.compile(r"(?:TEST_CASE|SECTION)\(\s*\"(?:[^\"]*[:.!?] )?Of\s")
+_PYTHON_TEST = re.compile(r"\bdef test_of_")
 
 README_LINES = range(10, 41)
 
@@ -42,13 +57,52 @@ def is_generated(path: str, text: str) -> bool:
     return path in _GENERATED or text.startswith(_GENERATED_BEGIN)
 
 
-def of_comments(path: str, text: str) -> list[int]:
-    """The numbers of the lines on which a comment begins with "Of"."""
-    for suffixes, pattern in _COMMENTS.items():
-        if path.endswith(suffixes):
-            lines = enumerate(text.splitlines(), 1)
-            return [number for number, line in lines if pattern.search(line)]
+def of_sentences(path: str, text: str) -> list[int]:
+    """The numbers of the lines on which a sentence begins with "Of".
+
+    Sentences are those of comments, docstrings, pages and the names of tests.
+    """
+    if path.endswith(_C):
+        return _matching(text, lambda line: _any_sentence(_C_COMMENT, line) or _C_TEST.search(line))
+    if path.endswith(_SHELL):
+        return _matching(text, lambda line: _any_sentence(_SHELL_COMMENT, line))
+    if path.endswith(_PYTHON):
+        tests = _matching(text, _PYTHON_TEST.search)
+        return sorted({*tests, *_of_sentences_in_python(text)})
+    if path.endswith(_PAGES):
+        plain = _without_code(text)
+        return _matching(plain, lambda line: _SENTENCE.search(line) or _CELL.search(line))
     return []
+
+
+def _matching(text: str, matches: Callable[[str], object]) -> list[int]:
+    return [number for number, line in enumerate(text.splitlines(), 1) if matches(line)]
+
+
+def _any_sentence(comment: re.Pattern[str], line: str) -> bool:
+    return any(_SENTENCE.search(found.group()) for found in comment.finditer(line))
+
+
+def _of_sentences_in_python(text: str) -> Iterator[int]:
+    begins_statement = True  # Whether the next string is a docstring.
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and begins_statement):
+            prose = token.string.replace('"""', "   ")
+            for found in _SENTENCE.finditer(prose):
+                yield token.start[0] + prose.count("\n", 0, found.end() - 1)
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            begins_statement = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+
+
+def _without_code(text: str) -> str:
+    """The page, with empty lines in place of its code."""
+    lines = []
+    fenced = False
+    for line in text.splitlines():
+        is_fence = _FENCE.match(line) is not None
+        lines.append("" if fenced or is_fence else line)
+        fenced = fenced != is_fence
+    return "\n".join(lines)
 
 
 def anchors(text: str) -> set[str]:

@@ -33,12 +33,12 @@ class TreeTest(unittest.TestCase):
             with self.subTest(path):
                 self.assertEqual(prose.broken_links(self.root, path, text), [])
 
-    def test_no_comment_begins_with_of(self) -> None:
-        for path in source_tree.files(*prose.COMMENTED):
-            found = prose.of_comments(path, (self.root / path).read_text())
+    def test_no_sentence_begins_with_of(self) -> None:
+        for path in source_tree.files(*prose.READ):
+            found = prose.of_sentences(path, (self.root / path).read_text())
             lines = [f"{path}:{number}" for number in found]
             remedy = "say subject, verb, object (CONTRIBUTING.md, Prose)"
-            self.assertFalse(lines, f'comments that begin with "Of": {remedy}')
+            self.assertFalse(lines, f'sentences that begin with "Of": {remedy}')
 
     def test_each_module_has_a_page(self) -> None:
         for parent in ("libs", "services"):
@@ -55,26 +55,52 @@ class RulesTest(unittest.TestCase):
         self.assertEqual(prose.long_lines(f"short\n{wide}\n| {wide}\n{'x' * 101}\n"), [2])
         self.assertEqual(prose.long_lines(f"- {'x' * 101}\n"), [])
 
-    def test_of_comments(self) -> None:
-        # "@" stands for "Of", so that this file passes its own test.
+    def test_sentences_that_begin_with_of(self) -> None:
+        # "@" stands for "Of", and "%" for "of", so that this file passes its own test.
         for path, line in [
             ("a.h", "int count;  // @ each"),
+            ("a.h", "int count;  // It is. @ each"),
+            ("a.h", "// It is (perhaps). @ each"),
+            ("a.h", "  // --- @ a tensor."),
             ("a.proto", "  // @ all."),
             ("a.c", "/* @ it */"),
+            ("a.c", "/* It is. @ it */"),
             ("a.c", " * @ it"),
+            ("a.cc", 'TEST_CASE("@ two, one counts") {'),
+            ("a.cc", 'SECTION("Counts: @ two, one counts") {'),
             ("a.py", "x = 1  # @ one"),
-            ("a.py", '    """@ one."""'),
-            ("BUILD.bazel", "# @ one"),
+            ("a.py", '"""@ one."""'),
+            ("a.py", '"""It is. @ one."""'),
+            ("a.py", "def test_%_two() -> None: ..."),
+            ("a.sh", "true  # It is? @ one"),
+            ("BUILD.bazel", "# It is. @ one"),
+            ("a.md", "@ one."),
+            ("a.md", "It is. @ one."),
+            ("a.md", "It is. (@ one.)"),
+            ("a.md", "**It is.** @ one."),
+            ("a.md", "- @ one."),
+            ("a.md", "1. @ one."),
+            ("a.md", "| it is | @ one |"),
+            ("a.md", "# @ one"),
         ]:
-            text = "ok\n" + line.replace("@", "Of")
-            self.assertEqual(prose.of_comments(path, text), [2], line)
+            text = "ok = 1\n" + line.replace("@", "Of").replace("%", "of")
+            self.assertEqual(prose.of_sentences(path, text), [2], line)
         for path, line in [
             ("a.h", "// Often"),
             ("a.h", "// What of it: Of course"),
-            ("a.py", 'x = "Of course"'),
+            ("a.h", "Draw(x. @ y);"),
+            ("a.py", 'x = "It is. @ course"'),
+            ("a.py", "def test_%fers() -> None: ..."),
             ("a.txt", "# @ one"),
+            ("a.md", "It is one of two. Often."),
+            ("a.md", "```\n@ one\n```"),
         ]:
-            self.assertEqual(prose.of_comments(path, line.replace("@", "Of")), [], line)
+            text = line.replace("@", "Of").replace("%", "of")
+            self.assertEqual(prose.of_sentences(path, text), [], line)
+
+    def test_sentences_within_a_docstring(self) -> None:
+        text = 'def f():\n    """It is.\n\n    It is two. @ these one.\n    @ it.\n    """\n'
+        self.assertEqual(prose.of_sentences("a.py", text.replace("@", "Of")), [4, 5])
 
     def test_anchors(self) -> None:
         page = "# A page\n## 7. The agent's core\n```\n# no heading\n```\n## Twice\n## Twice\n"

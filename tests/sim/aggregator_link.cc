@@ -78,7 +78,10 @@ void AggregatorLink::Enter() {
           if (*here) Attach();
           return;
         }
-        if (answered && answer->code != membership::Code::kHeld) return OnRefused(*answer);
+        if (answered && answer->code != membership::Code::kHeld &&
+            answer->code != membership::Code::kNotYet) {
+          return OnRefused(*answer);
+        }
         Later(kRetryNs, [this] { Enter(); });
       });
 }

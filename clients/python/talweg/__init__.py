@@ -184,8 +184,9 @@ def init(agent_socket: str | None = None, timeout_s: float = 60.0) -> None:
     whatever else the job needs; all of it ends with the job (docs/launching.md). A program that no
     launcher has started is a job of one rank, which needs no agent. Returns when the job runs.
     Raises NoAgent if there is no agent, and Timeout if the job is not complete within `timeout_s`
-    seconds. A forked child is no rank until it calls init() itself. It then takes a free rank: its
-    parent keeps its own.
+    seconds. A forked child is no rank until it calls init() itself: until then rank() and size()
+    return its parent's, and calls raise Forked. It then takes a free rank: its parent keeps its
+    own.
     """
     _client.connect(agent_socket, timeout_s)
     _at_exit.register(shutdown)

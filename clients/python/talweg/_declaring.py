@@ -31,7 +31,8 @@ def declare(
     first call of the name raises Mismatch at every rank, and after it the name is usable again.
 
     `patience`, in seconds, lets rounds of a sum or an average of f32 or f64 go on without late
-    ranks (docs/collectives.md, "Late ranks").
+    ranks (docs/collectives.md, "Late ranks"). All ranks then call declare() with the same patience
+    before the first round of the name.
     """
     wire_dtype = dtype if isinstance(dtype, DType) else numpy_dtype(dtype)
     count, root_rank = whole("count", count), whole("root_rank", root_rank)
@@ -45,6 +46,7 @@ def declare(
     check_name_and_priority(name, priority)
     wire_name = name + group.suffix
     if not client.tensors.is_free(wire_name):
+        client.tensors.require_patience(wire_name, declaration.patience_ms)
         client.tensors.declare_shapeless(wire_name, declaration, priority)
 
 

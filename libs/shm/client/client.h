@@ -125,9 +125,10 @@ class Client {
   uint64_t StepsEnded() const { return steps_.ended(); }
   // The epoch of the agent's newest view. 0: the agent is too old to say.
   uint64_t NewestEpoch() const { return steps_.NewestEpoch(); }
+  // Says that this rank of a standby is ready to take part in steps.
+  RankStatus Ready(int64_t timeout_ns, ErrorText& error);
   // Returns the view of `epoch` if it is among the agent's latest; 0: the newest view. `members`
   // has room for `members_max`; the answer's member_count says how many there are.
-  RankStatus Ready(int64_t timeout_ns, ErrorText& error);
   RankStatus LookAtView(uint64_t epoch, RankMembership* view, MembershipMember* members,
                         uint32_t members_max, int64_t timeout_ns, ErrorText& error);
   // Changes identity().

@@ -30,8 +30,8 @@ class ForkGuard {
  private:
   static constexpr uint32_t kAlive = 0x76697661;
 
-  // A page that the kernel zeroes in a forked child; null: the kernel cannot do this, so pids are
-  // compared.
+  // A page that holds kAlive. The kernel zeroes it in a forked child. Null: the kernel cannot do
+  // that, so Forked() compares pids.
   std::atomic<uint32_t>* page_ = nullptr;
   pid_t pid_ = 0;
 };

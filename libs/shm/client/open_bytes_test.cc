@@ -47,7 +47,7 @@ TEST_CASE("The next step counts as large as the last one, from its first round o
   }
 }
 
-TEST_CASE("Of bursts that take turns, at least the second largest counts") {
+TEST_CASE("At least the second largest of the bursts that take turns counts") {
   OpenBytes bytes;
   for (int turn = 0; turn < 5; ++turn) {
     for (const uint64_t burst : {100, 70, 30}) {

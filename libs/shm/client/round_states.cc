@@ -27,8 +27,8 @@ RankStatus RoundStates::Status(const RankTensor& tensor, uint64_t round, ErrorTe
   if (Succeeded(tensor, round)) return RankStatus::kOk;
   const TensorState& state = link_.control().tensor_state(tensor.index);
   const uint32_t value = state.status.load(std::memory_order_relaxed);
-  const auto status =
-      value < kRankStatusCount ? static_cast<RankStatus>(value) : RankStatus::kInternal;
+  const auto status = value > 0 && value < kRankStatusCount ? static_cast<RankStatus>(value)
+                                                            : RankStatus::kInternal;
   char text[kTextSlotBytes + 1];
   const size_t bytes =
       CopyText(link_.control(), state.text_ticket.load(std::memory_order_relaxed), text);
@@ -41,8 +41,17 @@ bool RoundStates::Succeeded(const RankTensor& tensor, uint64_t round) const {
   const TensorState& state = link_.control().tensor_state(tensor.index);
   // The ranks may have seen the round complete before the agent has taken all pushes.
   if (state.completed_round.load(std::memory_order_acquire) < round) return true;
-  // The state may be of the next round, if this rank came late.
-  return LeavesOut(tensor, round) || state.status.load(std::memory_order_relaxed) == 0;
+  // The state may be of the next round if that one went on without this rank. (Not after a round
+  // without a result: the next one waits for all.)
+  if (tensor.collective.leaves_out()) return Good(tensor, round).has_value();
+  return state.status.load(std::memory_order_relaxed) == 0;
+}
+
+std::optional<GoodRound> RoundStates::Good(const RankTensor& tensor, uint64_t round) const {
+  if (!tensor.collective.leaves_out()) return std::nullopt;
+  const auto good =
+      GoodRound::Of(Of(tensor).good_rounds[round & 1].load(std::memory_order_relaxed));
+  return good.round == round ? std::optional(good) : std::nullopt;
 }
 
 }  // namespace talweg::shm

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "libs/shm/client/agent_link.h"
 #include "libs/shm/client/error_text.h"
@@ -34,15 +35,9 @@ class RoundStates {
   // For a complete round. Returns kOk, or why the round has no result.
   RankStatus Status(const RankTensor& tensor, uint64_t round, ErrorText& error) const;
   bool Succeeded(const RankTensor& tensor, uint64_t round) const;
-  // For a complete round. Whether its result does not have what this rank contributed: the round
-  // went on without it.
-  bool LeavesOut(const RankTensor& tensor, uint64_t round) const {
-    return tensor.collective.leaves_out() && LeftOutRound(LeftOutWord(tensor, round)) == round;
-  }
-  // The number of ranks in the result of such a round.
-  uint64_t RanksWithout(const RankTensor& tensor, uint64_t round) const {
-    return LeftOutRanks(LeftOutWord(tensor, round));
-  }
+  // For a complete round of a tensor with patience: what is known of it if it has a result. nullopt
+  // for other tensors.
+  std::optional<GoodRound> Good(const RankTensor& tensor, uint64_t round) const;
 
   uint32_t EventsLost() const {
     return link_.control().agent_line().events_lost.load(std::memory_order_seq_cst);
@@ -53,10 +48,6 @@ class RoundStates {
   }
 
  private:
-  uint64_t LeftOutWord(const RankTensor& tensor, uint64_t round) const {
-    return Of(tensor).left_out[round & 1].load(std::memory_order_relaxed);
-  }
-
   const AgentLink& link_;
 };
 

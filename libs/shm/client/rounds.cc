@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/shm/client/rounds.h"
 
+#include <optional>
+
 #include "libs/shm/client/agent_bell.h"
 #include "libs/shm/client/deadline.h"
 
@@ -149,7 +151,8 @@ void Rounds::End(RankTensor& tensor, uint64_t round) {
     tensor.taken = round;
     streaming_.EndRound(tensor.open_bytes);
     tensor.open_bytes = 0;
-    tensor.carries = states_.LeavesOut(tensor, round);
+    const std::optional<GoodRound> good = states_.Good(tensor, round);
+    tensor.carries = good && good->left_out;
     tensor.left_out_count += tensor.carries ? 1 : 0;
   }
   if (states_.Succeeded(tensor, round)) return;
@@ -218,7 +221,9 @@ uint64_t Rounds::RanksSummed(const RankTensor& tensor) const {
     if (state.completed_round.load(std::memory_order_acquire) < tensor.taken) {
       return identity_.local_size;  // The ranks have seen the round complete.
     }
-    if (tensor.carries) return states_.RanksWithout(tensor, tensor.taken);
+    if (const std::optional<GoodRound> good = states_.Good(tensor, tensor.taken)) {
+      return good->ranks_summed;
+    }
   }
   if (state.status.load(std::memory_order_relaxed) != 0) return 0;
   return state.ranks_summed.load(std::memory_order_relaxed);

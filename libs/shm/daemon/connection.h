@@ -27,6 +27,7 @@ namespace talweg::shm {
 struct GivenParts {
   BufferShape shape;
   Parts parts;
+  bool may_come_late = false;  // The tensor has patience: rounds go on without late ranks.
 };
 
 struct TensorOfRank {

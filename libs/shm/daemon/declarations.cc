@@ -73,8 +73,10 @@ void Declarations::OnDeclare(Connection& connection, uint32_t request, const Dec
   declaration.one_place = declaration.in_place && connection.knows_one_place;
   const auto place_of = [&](uint32_t rank) { return is_group ? declare.ranks.Find(rank) : rank; };
   connection.asked[RequestId(request)] = {
-      shape, Parts::Of(collective.gives, place_of(connection.number), declaration.rank_count,
-                       place_of(declaration.root_rank), shape.part_count)};
+      .shape = shape,
+      .parts = Parts::Of(collective.gives, place_of(connection.number), declaration.rank_count,
+                         place_of(declaration.root_rank), shape.part_count),
+      .may_come_late = collective.leaves_out()};
   sink.OnRankDeclare(connection.id, RequestId(request), declaration);
 }
 

@@ -107,9 +107,9 @@ void RankControl::PublishState(uint32_t tensor, uint64_t round, RankStatus statu
   state.completed_round.store(round, std::memory_order_seq_cst);
 }
 
-void RankControl::PublishLeftOut(uint32_t tensor, uint64_t round, uint64_t ranks_summed) {
-  view_.tensor_state(tensor).left_out[round & 1].store(LeftOut(round, ranks_summed),
-                                                       std::memory_order_relaxed);
+void RankControl::PublishGoodRound(uint32_t tensor, const GoodRound& good) {
+  view_.tensor_state(tensor).good_rounds[good.round & 1].store(good.word(),
+                                                               std::memory_order_relaxed);
 }
 
 void RankControl::PublishFailure(RankStatus status, std::string_view text) {

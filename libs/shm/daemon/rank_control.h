@@ -48,8 +48,8 @@ class RankControl {
   // `goes_on`: see TensorState.
   void PublishState(uint32_t tensor, uint64_t round, RankStatus status, std::string_view text,
                     uint64_t ranks_summed, uint64_t sum_epoch, bool goes_on = false);
-  // Before PublishState of a round that goes on without this rank.
-  void PublishLeftOut(uint32_t tensor, uint64_t round, uint64_t ranks_summed);
+  // For a tensor with patience, before PublishState of a round that has a result.
+  void PublishGoodRound(uint32_t tensor, const GoodRound& good);
   // Only the first call counts.
   void PublishFailure(RankStatus status, std::string_view text);
   // `until_awaited`: this sleep lasts until a thread waits.

@@ -193,8 +193,11 @@ void RankServerImpl::PublishCompletion(const Completion& completion) {
       IntroducePeers(*connection, tensor.data.shared->part);
       if (!connection->is_active()) continue;
     }
-    if (completion.LeavesOut(connection->local_rank)) {
-      connection->control->PublishLeftOut(index, tensor.completed, completion.ranks_summed);
+    if (tensor.given.may_come_late && completion.status == RankStatus::kOk) {
+      connection->control->PublishGoodRound(
+          index, {.round = tensor.completed,
+                  .ranks_summed = completion.ranks_summed,
+                  .left_out = completion.LeavesOut(connection->local_rank)});
     }
     connection->control->PublishState(index, tensor.completed, completion.status, completion.text,
                                       completion.ranks_summed, completion.sum_epoch.value(),

@@ -166,6 +166,44 @@ TEST_CASE_METHOD(SummingFixture, "After the job has failed, pushes mean nothing,
   CHECK(server->PrepareToSleep(RankServer::Until::kPushed));
 }
 
+TEST_CASE_METHOD(RankServerFixture, "The agent hears of a push that comes after its round") {
+  RawRank rank(*this);
+  rank.Join();
+  Collective patient = kOneFloat;
+  patient.patience_ms = 20;
+  shm::Declare declare = shm::Declare::Of(patient, "patient");
+  rank.Declare(declare);
+  rank.Declare("strict");
+  for (const uint32_t tensor : {0U, 1U}) {
+    server->PublishCompletion({.tensor = TensorIndex(tensor),
+                               .round = Round(1),
+                               .ranks_summed = 4,
+                               .left_out = {tensor == 0}});
+    rank.Push(tensor, 1);
+  }
+  Settle();
+  // Only rounds of tensors with patience may be over because they have gone on without the rank.
+  CHECK(sink.pushes == std::vector<std::pair<uint32_t, uint64_t>>{{0, 1}});
+  const TensorState& state = rank.control().tensor_state(0);
+  const auto good = [&](uint64_t parity) {
+    return GoodRound::Of(state.good_rounds[parity].load());
+  };
+  CHECK(good(1).round == 1);
+  CHECK(good(1).left_out);
+  CHECK(good(1).ranks_summed == 4);
+
+  server->PublishCompletion({.tensor = TensorIndex(0), .round = Round(2), .ranks_summed = 3});
+  rank.Push(0, 2);
+  // The rank comes to round 2 when the state is of round 3.
+  server->PublishCompletion(
+      {.tensor = TensorIndex(0), .round = Round(3), .status = RankStatus::kMismatch, .text = "no"});
+  CHECK(state.status.load() == static_cast<uint32_t>(RankStatus::kMismatch));
+  CHECK(good(0).round == 2);
+  CHECK_FALSE(good(0).left_out);
+  CHECK(good(0).ranks_summed == 3);
+  CHECK(good(1).round == 1);  // Round 3 has no result.
+}
+
 TEST_CASE_METHOD(RankServerFixture, "No push is early where the agent sums") {
   RawRank rank(*this);
   rank.Join();

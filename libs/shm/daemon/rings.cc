@@ -183,8 +183,9 @@ std::string Rings::TakePush(Connection& connection, const RingEntry& entry, Rank
   }
   tensor.pushed = entry.round;
   if (!again) ++counters_->pushes;
-  // A round that ended before this rank pushed it (aborted for all) is over for this rank too.
-  if (tensor.completed >= entry.round) return "";
+  // A round that ended before this rank pushed it (aborted for all) is over for this rank too. If
+  // rounds go on without late ranks, the agent waits for the push.
+  if (tensor.completed >= entry.round && !tensor.given.may_come_late) return "";
   if (on_device) {
     sink.OnRankPushOnDevice(
         connection.id, connection.local_rank, TensorIndex(entry.tensor), Round(entry.round),
@@ -197,7 +198,8 @@ std::string Rings::TakePush(Connection& connection, const RingEntry& entry, Rank
 }
 
 std::string Rings::TakeLengths(const TensorOfRank& tensor, const RingEntry& entry) {
-  const auto& [shape, parts] = tensor.given;
+  const BufferShape& shape = tensor.given.shape;
+  const Parts& parts = tensor.given.parts;
   lengths_.clear();
   if (!shape.has_lengths() || tensor.contribution == nullptr) return "";
   const uint64_t offset = tensor.data.shared ? RankSumShape::Of(shape, config_->local_rank_count,

@@ -136,19 +136,27 @@ struct alignas(64) TensorState {
   std::atomic<uint64_t> ranks_summed;
   std::atomic<uint64_t> sum_epoch;
   std::atomic<uint64_t> text_ticket;  // The ticket of the TextSlot with the reason; 0: none.
-  // By round & 1: a round that has a result in which this rank's contribution is not (LeftOut of
-  // that round); another value says nothing. The rank may come to such a round when the next one is
-  // complete, so what is above may be of that one. (Since minor version 5.)
-  std::atomic<uint64_t> left_out[2];
+  // For a tensor with patience, by round & 1: the last such round that has a result, as a
+  // GoodRound. The rank may come to it when the next one is complete. By then what is above is of
+  // the next one. (Since minor version 5.)
+  std::atomic<uint64_t> good_rounds[2];
   uint64_t reserved1;
 };
 
-// TensorState::left_out of a round that is the sum of `ranks_summed` ranks.
-inline constexpr uint64_t LeftOut(uint64_t round, uint64_t ranks_summed) {
-  return (round << 24) | (ranks_summed & 0xffffff);
-}
-inline constexpr uint64_t LeftOutRound(uint64_t word) { return word >> 24; }
-inline constexpr uint64_t LeftOutRanks(uint64_t word) { return word & 0xffffff; }
+// A word of TensorState::good_rounds.
+struct GoodRound {
+  uint64_t round = 0;         // 40 bits. 0: there is none.
+  uint64_t ranks_summed = 0;  // 23 bits.
+  bool left_out = false;      // The result does not have what this rank contributes.
+
+  constexpr uint64_t word() const {
+    return (round << 24) | (uint64_t{left_out} << 23) | (ranks_summed & 0x7fffff);
+  }
+  static constexpr GoodRound Of(uint64_t word) {
+    return {
+        .round = word >> 24, .ranks_summed = word & 0x7fffff, .left_out = ((word >> 23) & 1) != 0};
+  }
+};
 
 // Why a round failed. Slot `ticket % text_slots` belongs to a ticket until a later one takes it. A
 // reader copies the words and then checks the ticket again.
@@ -197,7 +205,7 @@ static_assert(std::is_standard_layout_v<TensorState> && sizeof(TensorState) == 6
 static_assert(offsetof(TensorState, status) == 8 && offsetof(TensorState, goes_on) == 12);
 static_assert(offsetof(TensorState, ranks_summed) == 16);
 static_assert(offsetof(TensorState, sum_epoch) == 24 && offsetof(TensorState, text_ticket) == 32);
-static_assert(offsetof(TensorState, left_out) == 40);
+static_assert(offsetof(TensorState, good_rounds) == 40);
 static_assert(std::is_standard_layout_v<TextSlot> && sizeof(TextSlot) == 1024);
 
 inline constexpr uint64_t kAgentLineOffset = 0x100;

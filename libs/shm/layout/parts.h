@@ -8,7 +8,7 @@
 #include "libs/base/collective.h"
 
 // Where the parts of a tensor lie in a buffer, and which of them a rank gives or gets
-// (docs/shared_memory.md, "Parts"). Ranks and agents both use this.
+// (docs/shared_memory.md, "Collectives and parts"). Ranks and agents both use this.
 namespace talweg::shm {
 
 // Larger tensors are refused.

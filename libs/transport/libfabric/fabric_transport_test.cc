@@ -143,7 +143,7 @@ TEST_CASE("Fabric: the options say where to listen", "[transport]") {
     CHECK(absl::IsAlreadyExists(second.status()));
     CHECK(Contains(second.status(), "127.0.0.1:" + std::to_string(port)));
   }
-  SECTION("Of a range, the first free port is taken") {
+  SECTION("The first free port of a range is taken") {
     const auto first = transport->Listen({});
     REQUIRE(first.ok());
     const auto port = static_cast<uint16_t>(std::stoi(first->substr(first->rfind(':') + 1)));

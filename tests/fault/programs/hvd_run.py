@@ -4,9 +4,9 @@
     hvd_run.py ARGUMENTS DIRECTORY
 
 ARGUMENTS are run()'s, as Python. The program prints "results ..." or "raises TYPE TEXT". Ranks
-write "step BATCH" to DIRECTORY/PID. A rank on HOST raises an error if DIRECTORY/fails.HOST exists,
-and after the training if DIRECTORY/fails.at_end.HOST does. It kills itself if
-DIRECTORY/dies.HOST.LOCALRANK exists.
+write "step BATCH" to DIRECTORY/PID, and "news" after a change of the list of hosts. A rank on HOST
+raises an error if DIRECTORY/fails.HOST exists, and after the training if
+DIRECTORY/fails.at_end.HOST does. It kills itself if DIRECTORY/dies.HOST.LOCALRANK exists.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def train(directory: Path, factor: int) -> tuple[int, int, str, int]:
             state.batch += 1
             state.commit()
             log.write(f"step {state.batch}\n")
+            if state._last_updated_timestamp > 0:
+                log.write("news\n")
         return int(state.batch > 0) * factor
 
     has_trained = elastic.run_fn(steps)(elastic.ObjectState(batch=0, stopped=False))

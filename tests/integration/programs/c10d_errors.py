@@ -310,6 +310,10 @@ def check_refused() -> None:
             dist.monitored_barrier()
     with raises(RuntimeError, "accelerator|device|split"):
         dist.split_group(split_ranks=[list(range(_SIZE))])
+    with raises(talweg.Unsupported, r"make the smaller group with torch.distributed.new_group"):
+        dist.group.WORLD.split_group([0, 1])
+    with raises(talweg.Unsupported, "takes no further ranks"):
+        dist.group.WORLD.merge_remote_group(dist.HashStore(), 1)
     if _RANK == 0:
         with raises(talweg.InvalidArgument, "rank 0 of the group is this one"):
             dist.isend(torch.zeros(3), 0)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import itertools
 import sys
 import warnings
@@ -198,6 +200,20 @@ def commits_before_counts() -> None:
     assert "give fit() steps_per_epoch" in text, text
 
 
+def what_callbacks_need_and_say() -> None:
+    callbacks = hvd_keras.callbacks
+    expect(ValueError, "initial_lr", callbacks.LearningRateScheduleCallback, None, 0.1)
+    expect(ValueError, "initial_lr", callbacks.LearningRateWarmupCallback, None)
+    expect(ValueError, "fused", hvd.SyncBatchNormalization, fused=None)
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    data = np.ones((2, 1))
+    warmup = callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, verbose=1)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.fit(data, data, batch_size=1, verbose=0, callbacks=[warmup])
+    assert ("finished gradual" in said.getvalue()) == (hvd.rank() == 0), said.getvalue()
+
+
 def answers_that_change() -> None:
     """If nodes may come, a graph asks for the number of ranks again, also after a constant."""
     if not _client.current().nodes_change:
@@ -223,6 +239,7 @@ def main() -> int:
         averages_of_integer_slices,
         lives_after_a_graph,
         own_callbacks,
+        what_callbacks_need_and_say,
         commits_before_counts,
         answers_that_change,
         parts_that_are_not_offered,

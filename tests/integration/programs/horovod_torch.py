@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pickle
 import sys
 from typing import Any
 
-import talweg
 import talweg.horovod.torch as hvd
 import torch
 from cases import run_cases
 from expected_errors import expect, expect_warning
+from horovod_states import elastic_where_nodes_stay
 from horovod_timelines import timelines
 from talweg.horovod.common import exceptions
 from torch import nn
@@ -484,47 +484,15 @@ def lives() -> None:
     expect(hvd.HorovodInternalError, "hvd.init()", hvd.allreduce, torch.ones(1))
 
 
-def elastic_where_nodes_stay() -> None:
-    """hvd.elastic.run returns its function's result. A state goes back to its last commit."""
-    state = hvd.elastic.ObjectState(batch=0)
-
-    @hvd.elastic.run
-    def train(state: Any) -> int:
-        while state.batch < 3:
-            state.batch += 1
-            state.commit()
-        return int(state.batch)
-
-    assert train(state) == 3
-    state.batch = 9
-    state.restore()
-    assert state.batch == 3
-    sampler = hvd.elastic.ElasticSampler(range(8 * hvd.size()))
-    alone = hvd.elastic.TorchState(sampler=sampler)  # A state needs no model.
-    alone.sync()
-    sampler.record_batch(0, 2)
-    alone.commit()
-    sampler.record_batch(1, 2)
-    alone.restore()
-    assert sampler.processed_num == 2 * hvd.size()
-    alone.sync()
-    assert len(sampler) == 6
-    assert importlib.import_module("horovod.torch.elastic.state").TorchState is type(alone)
-    assert isinstance(
-        sampler, importlib.import_module("horovod.torch.elastic.sampler").ElasticSampler
-    )
-    state_module = importlib.import_module("talweg.horovod.torch.elastic.state")
-    for call in (
-        state_module.get_handler_registry,
-        lambda: state_module.set_handler_registry([]),
-        lambda: type("Mine", (state_module.StateHandler,), {}),
-    ):
-        expect(talweg.errors.Unsupported, "load_state_dict", call)
-
-
 def exception_types() -> None:
     assert exceptions.HorovodInternalError is hvd.HorovodInternalError
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
+    mismatch = exceptions.HorovodVersionMismatchError("torch", "2.0", "1.9")
+    both: list[Any] = [mismatch, pickle.loads(pickle.dumps(mismatch))]
+    for each in both:
+        assert issubclass(type(each), ImportError)
+        assert (each.name, each.version, each.installed_version) == ("torch", "2.0", "1.9")
+        assert str(each) == exceptions.get_version_mismatch_message("torch", "2.0", "1.9")
 
 
 def numbers_in_a_loaders_worker() -> None:

@@ -10,39 +10,27 @@ import pickle
 from typing import Any
 
 import talweg
+import talweg.byteps.torch as bps
+import talweg.horovod.torch as hvd
 import talweg.torch as tw
 import torch
 from cases import run_cases
 from expected_errors import expect
 from torch import nn
+from torch_models import bits_of as _bits
+from torch_models import local_step as _step
 from torch_models import same_everywhere, two_layers
+from torch_models import sgd_of as _sgd
 
 # How far what is flushed may be from the mean: a level of 127 of how far parameters have moved.
 _IS_ROUNDED = os.environ.get("TALWEG_ENCODING") == "int8"
 _FLUSHED_WITHIN = 5e-3 if _IS_ROUNDED else 1e-6
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, width: int = 6) -> None:
-    generator = torch.Generator().manual_seed(100 * step + tw.rank())
-    dtype = next(model.parameters()).dtype
-    inputs = torch.randn(4, width, generator=generator)
-    optimizer.zero_grad()
-    model(inputs.to(dtype)).float().square().mean().backward()
-    optimizer.step()
-
-
 def _differ(model: nn.Module, what: str) -> None:
     own = [p.detach().float().numpy().tobytes() for p in model.parameters()]
     everyone = tw.all_gather_object(own)
     assert all(other != everyone[0] for other in everyone[1:]), f"ranks are equal: {what}"
-
-
-def _bits(model: nn.Module) -> list[bytes]:
-    return [p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters()]
-
-
-def _sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr)
 
 
 def equal_beginnings() -> None:
@@ -65,8 +53,9 @@ def flushes() -> None:
     for arguments in ways:
         model = two_layers()
         optimizer = tw.DiLoCo(model, _sgd(model), 4, name=f"flush{len(arguments)}", **arguments)
+        assert not optimizer.is_synchronized
+        optimizer.flush()  # Ranks agree.
         assert optimizer.is_synchronized
-        optimizer.flush()  # There is nothing to do.
         for step in range(11):
             _step(model, optimizer, step)
         _differ(model, "before flush()")
@@ -129,6 +118,48 @@ def inner_state() -> None:
         ]
         everyone = tw.all_gather_object([each.numpy().tobytes() for each in state])
         assert averages == all(each == everyone[0] for each in everyone[1:]) or tw.size() == 1
+
+
+class _Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(6, 3)
+        self.other = nn.Linear(6, 3)
+        self.use_other = True
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.used(inputs)
+        return result + self.other(inputs) if self.use_other else result
+
+
+def inner_state_that_some_lack() -> None:
+    """What a rank has no state of yet becomes the mean of those that have it."""
+    last = tw.size() - 1
+    lacks = tw.rank() == last and tw.size() > 1
+    torch.manual_seed(1)
+    model = _Two()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = tw.LocalSGD(model, inner, 3, average_state=True, name="inner.lacks")
+    for step in range(9):
+        model.use_other = not lacks or step >= 4
+        if step == 2:  # What the third step makes of it, at each rank.
+            alone = copy.deepcopy(model)
+            plain = torch.optim.AdamW(alone.parameters(), lr=0.01)
+            plain.load_state_dict(copy.deepcopy(optimizer).state_dict())
+            _step(alone, plain, step)
+        _step(model, optimizer, step)
+        if step == 2:
+            assert (model.other.weight in optimizer.state) != lacks
+            for parameter, own in zip(model.parameters(), alone.parameters()):
+                mine = plain.state[own]["exp_avg"].double() if own in plain.state else None
+                told = [each for each in tw.all_gather_object(mine) if each is not None]
+                if parameter in optimizer.state:
+                    mean = torch.stack(told).mean(0).float()
+                    assert torch.allclose(optimizer.state[parameter]["exp_avg"], mean, atol=1e-7)
+    same_everywhere(model, "inner state that some lack")
+    state = [optimizer.state[p][k] for p in model.parameters() for k in ("exp_avg", "exp_avg_sq")]
+    everyone = tw.all_gather_object([each.numpy().tobytes() for each in state])
+    assert all(each == everyone[0] for each in everyone), "all have the state by now"
 
 
 def short_types() -> None:
@@ -466,6 +497,18 @@ def refused_arguments() -> None:
     )
     together = tw.DistributedOptimizer(_sgd(other), other.named_parameters(), name="refused")
     expect(talweg.InvalidArgument, "is a DistributedOptimizer", tw.LocalSGD, other, together, 3)
+    local = tw.LocalSGD(model, _sgd(model), 3, name="refused.local")
+    expect(talweg.InvalidArgument, "call its flush()", tw.DistributedOptimizer, local)
+    hvd.init()
+    bps.init()
+    named = {"named_parameters": list(model.named_parameters())}
+    expect(talweg.InvalidArgument, "call its flush()", hvd.DistributedOptimizer, local, **named)
+    expect(talweg.InvalidArgument, "call its flush()", bps.DistributedOptimizer, local, **named)
+    adasum = {**named, "op": hvd.Adasum}
+    expect(talweg.InvalidArgument, "call its flush()", hvd.DistributedOptimizer, local, **adasum)
+    assert hasattr(local, "flush")
+    combined = hvd.DistributedOptimizer(_sgd(other), op=hvd.Adasum)
+    expect(talweg.InvalidArgument, "is a DistributedOptimizer", tw.LocalSGD, other, combined, 3)
     meta = nn.Linear(2, 2, device="meta")
     expect(talweg.InvalidArgument, "parameter 'weight'", tw.LocalSGD, meta, _sgd(meta), 3)
     expect(talweg.InvalidArgument, "model is a generator", tw.LocalSGD, model.parameters(), None, 3)
@@ -516,7 +559,7 @@ def ranks_that_differ() -> None:
         now = shared()
         assert all(torch.equal(now[key], before[key]) for key in before), "something was applied"
 
-    text = "rank 0 is at step 3, fragment 0 with 3 parameters and 0 buffers and tensors of state"
+    text = "rank 0 is at step 3, fragment 0 with 3 parameters and 0 buffers"
     late(text, "thaws", lambda model, _: model[0].bias.requires_grad_())
     text = f"and rank {last} at flush() after step 1"
     late(text, "flushes", lambda _, optimizer: optimizer.flush())
@@ -530,6 +573,7 @@ if __name__ == "__main__":
         flushes,
         buffers,
         inner_state,
+        inner_state_that_some_lack,
         short_types,
         tied_unused_and_frozen,
         parameter_groups,

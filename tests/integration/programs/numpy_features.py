@@ -268,6 +268,29 @@ def a_forked_child_that_joins() -> None:
     assert (talweg.push_pull(np.ones(3, np.float32), name="parent") == 1).all()
 
 
+class _Unpicklable:
+    def __reduce__(self) -> Any:
+        raise LookupError("it stays here")
+
+
+def a_state_that_cannot_be_pickled() -> None:
+    """All ranks are told, while the source lives on."""
+    state = talweg.State(weights=np.zeros(3), value=_Unpicklable(), step=0)
+    if talweg.size() == 1:
+        state.begin()
+    elif talweg.rank() == 0:
+        expect(LookupError, "it stays here", state.begin)
+    else:
+        text = "rank 0 cannot pickle its object (LookupError: it stays here)"
+        expect(talweg.InvalidArgument, text, state.begin)
+    talweg.barrier()
+    weights: np.ndarray = np.full(3, talweg.rank(), np.float32)
+    state = talweg.State(weights=weights, step=talweg.rank())
+    assert not state.begin()
+    assert state.step == 0 and not weights.any()
+    talweg.barrier()
+
+
 def what_is_said_of_the_package() -> None:
     assert library().talweg_version().decode() == talweg.__version__
     before = talweg.pushed_bytes()
@@ -338,6 +361,7 @@ CASES = [
     an_interrupted_barrier,
     two_threads_in_a_barrier,
     a_forked_child_that_joins,
+    a_state_that_cannot_be_pickled,
     a_handle_of_a_job_that_was_left,
 ]
 

@@ -48,6 +48,8 @@ class Tensors:
         self._disagreed: dict[str, Mismatch] = {}
         # Names that were declared without a shape, and get the shape of their first call.
         self._shapeless: set[str] = set()
+        # The patience of tensors that forget_numbers() has forgotten. Calls do not say it.
+        self._patience: dict[str, int] = {}
         # Called when names no longer mean one tensor.
         self.freed: list[Callable[[], None]] = []
         # Is told of names that are new here, before they are pushed. None if there is no watcher.
@@ -67,6 +69,7 @@ class Tensors:
                 declaration = declared.declaration
                 if declaration.op is Op.BROADCAST or declaration.ranks:
                     del self._tensors[name]
+                    self._patience[name] = declaration.patience_ms
 
     def is_new(self, name: str) -> bool:
         """Whether this rank has not used the name yet."""
@@ -107,13 +110,14 @@ class Tensors:
 
     def settled_otherwise(self, name: str, declaration: Declaration) -> Declared | None:
         """Returns the tensor that the name means, if its declaration differs and the name can be
-        freed.
+        freed. A name with patience cannot: ranks would learn of it in different rounds.
         """
         with self._lock:
             known = self._tensors.get(name)
         if known is None or known.declaration.is_for(declaration):
             return None
-        return known if known.on_host and known.buffer is None else None
+        can_be_freed = known.on_host and known.buffer is None and not known.declaration.patience_ms
+        return known if can_be_freed else None
 
     def _known(self, name: str, declaration: Declaration) -> Declared | None:
         with self._lock:
@@ -124,6 +128,17 @@ class Tensors:
                 f"as {declaration}: give the second use a name of its own"
             )
         return known
+
+    def require_patience(self, name: str, patience_ms: int) -> None:
+        """Raises InvalidArgument if the name's tensor has another patience."""
+        known = self._tensors.get(name)
+        if known is None or known.declaration.patience_ms == patience_ms:
+            return
+        now = f"a patience of {patience_ms} ms" if patience_ms else "no patience"
+        raise InvalidArgument(
+            f"tensor '{name}' was declared as {known.declaration} and is now declared with {now}: "
+            "give the second use a name of its own"
+        )
 
     def adopt_shape(self, name: str, declaration: Declaration) -> None:
         """Gives a name that was declared without a shape the shape of its first call."""
@@ -236,6 +251,10 @@ class Tensors:
         in_place: bool = False,
         tells: bool = True,
     ) -> list[Declared]:
+        declarations = [
+            (name, self._as_patient_as_before(name, declaration), priority)
+            for name, declaration, priority in declarations
+        ]
         new = [each for each in declarations if tells and each[0] not in self._tensors]
         try:
             tensors = self._ask(declarations, on_gpu, in_place)
@@ -255,6 +274,10 @@ class Tensors:
                     declared.buffer = Buffer(self._connection, tensor, declaration.nbytes)
                 self._tensors[name] = declared
             return [self._tensors[name] for name, *_ in declarations]
+
+    def _as_patient_as_before(self, name: str, declaration: Declaration) -> Declaration:
+        patience_ms = declaration.patience_ms or self._patience.get(name, 0)
+        return replace(declaration, patience_ms=patience_ms)
 
     def _tell(self, new: Sequence[tuple[str, Declaration, int]]) -> None:
         if new and self.watcher is not None:
@@ -291,6 +314,11 @@ class Tensors:
     def declare_on_gpu(self, name: str, declaration: Declaration, priority: int = 0) -> int:
         """Declares a tensor that is pushed from a GPU whose memory the agent accepts."""
         known = self._known(name, declaration)
+        if known is not None and known.declaration.patience_ms:
+            raise Unsupported(
+                f"tensor '{name}' was declared as {known.declaration} in host memory, and is now "
+                "on a GPU: give the second use a name of its own"
+            )
         if known is None or known.on_host:
             [declared] = self._declare_new([(name, declaration, priority)], on_gpu=True)
             return declared.tensor

@@ -271,7 +271,7 @@ class Membership:
             try:
                 root = self.view.rank_at(*agreed.source)
                 failure = state_rounds.transfer(client, self.holder, root, takes)
-                state_rounds.compare(client, self.holder, failure)
+                state_rounds.compare(client, self.holder, failure, root=root)
             except Aborted:  # The source is gone, and the next one gives the state.
                 continue
             self._is_first_step = True

@@ -35,6 +35,19 @@ def agent_is_lost() -> bool:
     return False
 
 
+def job_is_over() -> bool:
+    """Whether this rank's job has failed, so no call can succeed any more."""
+    if not _client.is_connected():
+        return False
+    try:
+        _client.current().connection.check_health()
+    except AgentLost:
+        return False
+    except TalwegError:
+        return True
+    return False
+
+
 def is_given_up(error: BaseException) -> bool:
     """Whether `error` says that all ranks gave a round up because one of them is gone."""
     if not _client.is_connected() or not membership_of(_client.current()).is_behind:

@@ -112,7 +112,8 @@ def transfer(
 ) -> Exception | None:
     """Brings the root's state to all ranks that take it. The others only hear who these are.
 
-    Returns why this rank could not give or get the state: compare() tells all ranks of that.
+    Returns why this rank could not give or get the state, such as the error of a value's own class:
+    compare() tells all ranks of that, and raises it here.
     """
     takers: np.ndarray = np.zeros(client.size, np.uint64)
     takers[client.rank] = takes
@@ -128,8 +129,11 @@ def transfer(
         # A program may begin again in a view, and another rank be the source.
         name = f"talweg.state.{root}"
         data = objects.broadcast_bytes(client, payload, root, name, ProcessSet(group))
-    except (Aborted, InvalidArgument) as failure:
-        return failure
+    except Exception as failure:
+        # The source's pickling may raise any error. The others wait for it in compare().
+        if failure is payload.failure or isinstance(failure, (Aborted, InvalidArgument)):
+            return failure
+        raise
     if takes and not is_source and holder is not None:
         holder.unpack(data.data)
     return None
@@ -140,15 +144,18 @@ def compare(
     holder: StateHolder | None,
     failure: Exception | None = None,
     digest: Callable[[], int] | None = None,
+    root: int = 0,
 ) -> None:
     """Raises Mismatch at all ranks if the digests of those that hold state differ.
 
     `digest` returns the holder's digest, if that is made already. `failure` is what transfer() has
-    returned. Raises Aborted at all ranks if the source's state has not reached one of them, and
-    InvalidArgument if it could not be sent.
+    returned for the state of `root`. Raises Aborted at all ranks if the source's state has not
+    reached one of them. If it could not be pickled, raises its own error at the source, and
+    InvalidArgument, which names the source, at the others.
     """
     lanes: np.ndarray = np.zeros(_DIGESTS + client.size, np.uint64)
-    lanes[2], lanes[3] = isinstance(failure, Aborted), isinstance(failure, InvalidArgument)
+    is_aborted = isinstance(failure, Aborted)
+    lanes[2], lanes[3] = is_aborted, failure is not None and not is_aborted
     if holder is not None and failure is None:
         own = digest_of(holder) if digest is None else told(digest())
         tell_alike(lanes, 0, own)
@@ -156,7 +163,8 @@ def compare(
     greatest(client, f"talweg.digest{client.connection.view_suffix}", lanes)
     if lanes[3]:
         raise failure or InvalidArgument(
-            "the State of the rank that gives it to others cannot be pickled: see that rank's error"
+            f"the State of rank {root}, which gives it to others, cannot be pickled: that rank's "
+            "error says why"
         )
     if lanes[2]:
         raise Aborted("the state has not reached all ranks that need it")

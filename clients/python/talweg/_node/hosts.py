@@ -214,6 +214,11 @@ class OnHost:
         self._unsent += ranks.BEGIN + words.encode() + b"\n"
         self.send()
 
+    def tell_of_hosts(self, has_come: bool, has_gone: bool) -> None:
+        """Tells the ranks that the list of hosts has changed."""
+        self._unsent += ranks.NEWS + str(has_gone + 2 * has_come).encode() + b"\n"
+        self.send()
+
     def beat(self) -> None:
         """Tells a task that has a `silence_s` that this launcher still reaches it."""
         if not self._unsent:

@@ -178,10 +178,12 @@ def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
 class _Node:
     """The node on one host, until all that runs there has ended."""
 
-    def __init__(self, host: str, number: int, on_host: hosts.OnHost) -> None:
-        self.host = host
-        self.number = number
+    def __init__(self, start: Start, on_host: hosts.OnHost) -> None:
+        self.host = start.host
+        self.number = start.node
+        self.ranks = start.ranks
         self.on_host = on_host
+        self.has_begun = False  # It was told to start its ranks.
         self.status: int | None = None
         self.failure = ""  # What the node's own launcher says of the first rank that fails.
         self.results: dict[str, str] = {}  # What its ranks have left, by "node.local rank".
@@ -211,6 +213,7 @@ class HostsRun:
         self._selector_when_full = selectors.DefaultSelector()
         self._outputs = {"stdout": Output(1), "stderr": Output(2)}
         self._nodes: dict[str, _Node] = {}  # By host.
+        self._slots: dict[str, int] = {}  # As the list names them, by host.
         self._signals: list[int] = []
         self._has_list = False
         self._said = ""
@@ -362,7 +365,19 @@ class HostsRun:
             return
         if listed is not None:
             self._has_list, self._said = True, ""
+            self._tell_of_hosts(listed)
             self._do(self._job.on_listed(listed, now_s))
+
+    def _tell_of_hosts(self, listed: Sequence[hosts.Host]) -> None:
+        """Tells all nodes whether hosts, or slots, have come or gone in the list."""
+        before, self._slots = self._slots, {host.name: host.slots for host in listed}
+        changes = [
+            self._slots.get(name, 0) - before.get(name, 0) for name in {*before, *self._slots}
+        ]
+        has_come, has_gone = any(each > 0 for each in changes), any(each < 0 for each in changes)
+        if has_come or has_gone:
+            for node in self._nodes.values():
+                node.on_host.tell_of_hosts(has_come, has_gone)
 
     def _read(self, node: _Node) -> None:
         messages = node.on_host.read()
@@ -415,19 +430,32 @@ class HostsRun:
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
+            if isinstance(action, Begin):
+                self._nodes[action.host].has_begun = True
+        for action in actions:
             if isinstance(action, Say):
                 self._say(action.text)
             elif isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, Begin):
                 later = " --not-after-finish" if action.is_later else ""
-                self._nodes[action.host].on_host.begin(f"{action.nodes}{later}")
+                node = self._nodes[action.host]
+                node.on_host.begin(f"{action.nodes}{later}{self._first_numbers(node)}")
             elif isinstance(action, Expect):
                 self._expected = action.nodes
             elif isinstance(action, Stop):
                 self._stop(self._nodes[action.host])
             elif isinstance(action, FindEntered):
                 self._find_entered(action.node)
+
+    def _first_numbers(self, node: _Node) -> str:
+        """Returns, as words of BEGIN, which numbers the node's ranks will have, if no other node
+        comes or goes before they are in the job.
+        """
+        there = [each for each in self._nodes.values() if each.has_begun]
+        before = sum(each.ranks for each in there if each.number < node.number)
+        size = sum(each.ranks for each in there)
+        return f" +TALWEG_FIRST_RANK={before} +TALWEG_FIRST_SIZE={size}"
 
     def _start(self, start: Start) -> None:
         here = hosts.is_here(start.host)
@@ -448,7 +476,7 @@ class HostsRun:
         }
         # Raises TalwegError if there is no ssh. Then no host can be reached.
         on_host = hosts.OnHost(start.host, task, self._ssh, sys.executable)
-        node = _Node(start.host, start.node, on_host)
+        node = _Node(start, on_host)
         self._nodes[start.host] = node
         self._selector.register(on_host, selectors.EVENT_READ, node)
 

@@ -29,7 +29,8 @@ from typing import Any
 
 from . import handshake, places
 from .daemons import Daemon
-from .meeting_point import Group, MeetingPoint
+from .group import Group, refusal_of
+from .meeting_point import MeetingPoint
 
 SOCKET_NAME = "keeper.sock"
 _CLAIM_S = 60.0
@@ -352,18 +353,24 @@ class Keeper:
 
     def _read_group(self) -> None:
         assert self._group is not None and self._group.connection is not None
-        messages = self._group.read()
-        for message in messages or []:
+        connection = self._group.connection
+        for message in self._group.read():
             if "node_rank" in message and self._phase == MEETING:
-                self._plan.name = message["name"]
-                self._start(int(message["node_rank"]), int(message["nodes"]), message["scheduler"])
+                self._plan.name, scheduler = message["name"], message["scheduler"]
+                refusal = "" if self._plan.scheduler else refusal_of(scheduler)
+                if refusal:
+                    self._fail(refusal)
+                else:
+                    self._start(int(message["node_rank"]), int(message["nodes"]), scheduler)
             elif "failed" in message:
                 self._fail(message["failed"])
             elif "waiting" in message:
                 self._group.told = message["waiting"]
-        if messages is None:
-            self._selector.unregister(self._group.connection)
-            if not self._has_begun:
+        if self._group.has_ended:
+            self._selector.unregister(connection)
+            if self._group.is_refused and self._phase == MEETING:
+                self._group.look_again()
+            elif not self._has_begun:
                 self._fail("the first node's ranks have left before the job began")
 
     # ----- Daemons -----

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place where the keepers of a job's nodes meet: the first node's side, and the others'."""
+"""The place where the keepers of a job's nodes meet: the first node's side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import selectors
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from . import handshake
 # may be about to. Beyond that the oldest one of the address that has most of them makes room.
 _HANDSHAKE_S = 30.0
 _STRANGERS_MAX = 64
+_NAMED_MAX = 8  # At most so many hosts are named. With all of them a line could be too long.
 
 
 def plain_host(host: str) -> str:
@@ -28,17 +28,18 @@ def plain_host(host: str) -> str:
     return f"[{host.partition('%')[0]}]" if ":" in host else host
 
 
-class _Lines:
-    """JSON lines over a socket that does not block."""
+class Lines:
+    """Lines over a socket that does not block. What it says is sealed once it has a seal."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, seal: handshake.Seal | None = None) -> None:
         self.connection = connection
+        self.seal = seal
         self._text = b""
 
-    def read(self) -> list[dict[str, Any]] | None:
+    def read(self) -> list[bytes] | None:
         """Returns the lines that have come, without waiting. None: the connection has ended.
 
-        Raises Refused if a line is no message, or too long.
+        Raises Refused if a line is too long.
         """
         try:
             part = self.connection.recv(handshake.LINE_BYTES_MAX)
@@ -51,18 +52,28 @@ class _Lines:
         *lines, self._text = (self._text + part).split(b"\n")
         if len(self._text) > handshake.LINE_BYTES_MAX:
             raise handshake.Refused("a line is too long")
-        return [handshake.read_message(line) for line in lines]
+        return lines
 
     def tell(self, message: dict[str, Any]) -> None:
+        """Sends a message, or nothing of it if the other side does not read. If only a part can be
+        sent, the connection ends: nothing would fit after that.
+        """
+        if self.seal is None:
+            line = json.dumps(message).encode() + b"\n"
+        else:
+            line = self.seal.next_line(message)
         with contextlib.suppress(OSError):
-            self.connection.send(json.dumps(message).encode() + b"\n")
+            if self.connection.send(line) < len(line):
+                self.connection.shutdown(socket.SHUT_RDWR)
+            elif self.seal is not None:
+                self.seal.count_sent()
 
 
 class _Visitor:
     def __init__(
         self, connection: socket.socket, address: str, answerer: handshake.Answerer
     ) -> None:
-        self.lines = _Lines(connection)
+        self.lines = Lines(connection)
         self.address = address
         self.answerer = answerer
         self.since = time.monotonic()
@@ -104,9 +115,19 @@ class MeetingPoint:
         failure: OSError | None = None
         for port in ports:
             try:
-                return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+                listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
             except OSError as error:
                 failure = error
+                continue
+            if failure is not None:
+                taken = listener.getsockname()[1]
+                print(
+                    f"talweg: this job's nodes meet at port {taken}; the ports that come before it in "
+                    f"their list are taken ({failure})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return listener
         raise OSError(
             f"none of the ports {ports}, on which the job's nodes meet, is free: {failure}"
         )
@@ -126,7 +147,8 @@ class MeetingPoint:
         self._make_room()
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        answerer = handshake.Answerer(self._plan.job, self._plan.secret, self._munge)
+        plan = self._plan
+        answerer = handshake.Answerer(plan.job, plan.secret, self._munge, self.port)
         visitor = _Visitor(connection, address[0], answerer)
         self._visitors.append(visitor)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(visitor))
@@ -155,15 +177,16 @@ class MeetingPoint:
         if visitor not in self._visitors:  # _make_room() has just dropped it.
             return
         try:
-            messages = visitor.lines.read()
-            for message in messages or []:
-                if visitor.node is not None:
-                    visitor.has_left = visitor.has_left or "left" in message
+            lines = visitor.lines.read()
+            for line in lines or []:
+                if visitor.lines.seal is not None:
+                    visitor.has_left |= "left" in visitor.lines.seal.open(line)
                     continue
-                reply = visitor.answerer.answer(message)
+                reply = visitor.answerer.answer(line)
                 if reply is not None:
                     visitor.lines.tell(reply)
                 else:
+                    visitor.lines.seal = visitor.answerer.seal
                     self._on_node(visitor)
         except (
             handshake.Refused,
@@ -173,15 +196,24 @@ class MeetingPoint:
             OverflowError,
             OSError,
         ) as error:
-            visitor.lines.tell({"refused": str(error)})
-            messages = None
-        if messages is not None or visitor not in self._visitors:
+            visitor.lines.tell({"version": handshake.VERSION, "refused": str(error)})
+            lines = None
+        if lines is not None or visitor not in self._visitors:
             return
         self._drop(visitor)
         if visitor.node is not None and not visitor.has_left and self._are_all_here:
             self._on_node_lost(visitor.node.host)
 
     def _on_node(self, visitor: _Visitor) -> None:
+        assert visitor.node is not None
+        for each in self._nodes:
+            # The node has looked again, because something was wrong with that connection.
+            if (
+                each is not visitor
+                and each.node is not None
+                and each.node.rank == visitor.node.rank
+            ):
+                self._drop(each)
         if len(self._nodes) == 1:
             self.address = plain_host(visitor.lines.connection.getsockname()[0])
         count = self._count()
@@ -198,12 +230,12 @@ class MeetingPoint:
         return int(self._plan.local_size + others)
 
     def waiting(self) -> str:
-        hosts = [self._plan.host] + [
-            each.node.host for each in self._nodes if each.node is not None
-        ]
+        others = [each.node.host for each in self._nodes if each.node is not None]
+        hosts = [self._plan.host, *others]
+        more = f" and {len(hosts) - _NAMED_MAX} more" if len(hosts) > _NAMED_MAX else ""
         return (
             f"waiting for other nodes: {self._count()} of {self._plan.size} ranks are here "
-            f"(on {', '.join(hosts)})"
+            f"(on {', '.join(hosts[:_NAMED_MAX])}{more})"
         )
 
     def tell_all(self, message: dict[str, Any]) -> None:
@@ -230,86 +262,3 @@ class MeetingPoint:
 
     def are_all_gone(self) -> bool:
         return not self._nodes
-
-
-class Group:
-    """Another node's side. A thread of its own looks for the first node."""
-
-    def __init__(self, plan: Any, munge: handshake.Munge | None, wake: socket.socket) -> None:
-        self._plan = plan
-        self._munge = munge
-        self._wake = wake
-        self._is_wanted = True
-        self._said: dict[str, str] = {}
-        self.connection: socket.socket | None = None
-        self.secret = plan.secret
-        self.address = ""
-        self.told = ""
-        self._lines: _Lines | None = None
-        self._is_over = False
-        self._is_taken = False
-        threading.Thread(target=self._look, daemon=True).start()
-        if munge is None:
-            threading.Thread(target=self._hear, daemon=True).start()
-
-    def _look(self) -> None:
-        node = handshake.Node(self._plan.rank, self._plan.local_size, self._plan.host)
-        found = handshake.reach(
-            lambda: ([(host, port) for host, port in self._plan.addresses], self.secret),
-            self._plan.job,
-            self._munge,
-            node,
-            self._said,
-            lambda: self._is_wanted,
-        )
-        if found is None:
-            return
-        connection, self.secret = found
-        connection.setblocking(False)
-        self.address = plain_host(connection.getsockname()[0])
-        self._lines = _Lines(connection)
-        self.connection = connection
-        self._wake.send(b"\0")
-
-    def _hear(self) -> None:
-        """Reads where the first node is now from stdin, where the rank that started this process
-        tells it.
-        """
-        for line in sys.stdin.buffer:
-            told = json.loads(line)
-            self.secret, self._plan.addresses = told["secret"], told["addresses"]
-
-    def take_found(self) -> socket.socket | None:
-        """Returns the connection once it is found, and only once; else None."""
-        if self._is_taken or self.connection is None:
-            return None
-        self._is_taken = True
-        return self.connection
-
-    def waiting(self) -> str:
-        if self.told:
-            return self.told
-        text = "; ".join(f"{place}: {said}" for place, said in self._said.items())
-        return "waiting for the first node" + (f" ({text})" if text else "")
-
-    def read(self) -> list[dict[str, Any]] | None:
-        assert self._lines is not None
-        try:
-            messages = self._lines.read()
-        except handshake.Refused:
-            messages = None
-        if messages is None or any("over" in each for each in messages):
-            self._is_over = True
-        return messages
-
-    def leave(self) -> None:
-        self._is_wanted = False
-        if self._lines is not None:
-            self._lines.tell({"left": True})
-
-    def is_over(self) -> bool:
-        return self._is_over or self.connection is None
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()

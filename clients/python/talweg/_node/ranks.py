@@ -12,7 +12,9 @@ It reads one line of JSON from stdin, a Task. It writes lines of JSON to stdout:
 When stdin closes, the launcher or the connection to it is gone, and this program ends the ranks.
 
 A task that waits writes {"here"}, and starts its ranks when a line that starts with BEGIN comes.
-The rest of that line completes its command. A task with a `silence_s` ends its ranks if nothing
+The rest of that line completes its command; words that begin with a plus sign set variables, as in
++NAME=VALUE. A line that starts with NEWS tells of the list of hosts, and goes to NEWS_FILE. A task
+with a `silence_s` ends its ranks if nothing
 comes for so long, not even a BEAT, because the connection of a host that is silently cut off never
 closes.
 """
@@ -41,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 BEGIN = b"b"
+NEWS = b"n"
 BEAT = b"\n"
 _GRACE_S = 5.0
 # Ranks wait while they have written more than that and the launcher has not read it.
@@ -48,6 +51,9 @@ _UNSENT_BYTES_MAX = 1 << 20
 # The end of a line, or of a part of one. A part ends at a carriage return that more text follows.
 _LINES = re.compile(rb"\r?\n|(?<=\r)(?!\n|\Z)")
 _PR_SET_PDEATHSIG = 1
+# The file of TALWEG_TASK_DIR that tells ranks of changes of the list of hosts: lines of a time in
+# seconds, and of 1 for hosts that have gone, 2 for some that have come, or their sum.
+NEWS_FILE = "hosts_news"
 # The directory for the files that the ranks get and leave. A file in it is locked while it is used.
 _PREFIX = "talweg-ranks-"
 _LOCK = "lock"
@@ -229,12 +235,18 @@ class _Ranks:
     def _hear(self, part: bytes) -> None:
         *lines, self._told = (self._told + part).split(b"\n")
         for line in lines:
+            if line.startswith(NEWS):
+                with (self._scratch / NEWS_FILE).open("a") as file:
+                    file.write(f"{time.time():.6f} {line[len(NEWS) :].decode()}\n")
             if not line.startswith(BEGIN):
                 continue
             self._may_begin = True
             if self._task.completed is not None:
                 end = self._task.completed + 1
                 first, *others = line[len(BEGIN) :].decode().split(" ")
+                told = [word[1:].partition("=") for word in others if word.startswith("+")]
+                self._task.environment |= {name: value for name, _, value in told}
+                others = [word for word in others if not word.startswith("+")]
                 self._task.command[end - 1] += first
                 self._task.command[end:end] = others
 

@@ -133,9 +133,10 @@ _RANKS = [
     ),
     _honoured(
         "BYTEPS_SOCKET_PATH",
-        text("a directory", r"/.{0,60}"),
+        text("the absolute path of a directory", r"/.*"),
         "/tmp",
-        "Where the agent's socket lies when no launcher has started one.",
+        "Where the agent's socket lies when no launcher has started one. The socket's whole path has "
+        "at most 107 bytes.",
     ),
     _honoured("BYTEPS_JOB_ID", text("at most 128 characters", ".{1,128}"), "", "The job's name."),
 ]
@@ -238,9 +239,9 @@ _GPU = [
 _SERVER = [
     _honoured(
         "BYTEPS_SERVER_ENGINE_THREAD",
-        number(1, 1024),
+        number(0, 1024),
         "1",
-        "Threads that sum in each server, at most 64: the aggregator's lanes, which share its memory.",
+        "Threads that sum in each server, 1 to 64: the aggregator's lanes, which share its memory.",
     ),
     _honoured(
         "BYTEPS_SERVER_ENABLE_SCHEDULE",
@@ -290,8 +291,10 @@ _DEBUG = [
         "0",
         "1: each rank writes BYTEPS_TRACE_DIR/LOCAL_RANK/comm.json, a Chrome trace with an event a "
         "push_pull, and for each key one from the call until the bytes are handed over (PUSH), and "
-        "one until the result was taken (PULL). The node's agent writes agent_NODE.json beside "
-        "them: what it spent that time with.",
+        "one until the result was taken (PULL). It is written when all traced tensors have passed "
+        "their last traced round, and when the rank leaves the job; it goes on after resume(). The "
+        "node's agent writes agent_NODE.json beside them: what it spent that time with. "
+        "TensorFlow's pushes go through Python then.",
     ),
     _honoured(
         "BYTEPS_TRACE_START_STEP",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -27,6 +28,8 @@ _CREDIT_BYTES = (64 << 10, 64 << 30)
 _LANES_MAX = 64
 # The largest renew_ms that a daemon accepts, in seconds.
 _RENEW_MAX_S = 3600
+# The longest path that Linux takes for a socket.
+_SOCKET_BYTES_MAX = 107
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -112,6 +115,52 @@ def slice_bytes(environment: Mapping[str, str]) -> int:
     return min((int(text) + 63) // 64 * 64, _SLICE_BYTES_MAX) if text else _SLICE_BYTES
 
 
+def _credit_bytes(environment: Mapping[str, str]) -> int:
+    """Returns the agent's option `credit_bytes`; 0 for its default."""
+    credit = TABLE.number(environment, "BYTEPS_SCHEDULING_CREDIT")
+    if credit == 0:
+        return 0
+    lowest, highest = _CREDIT_BYTES
+    return min(max(credit * slice_bytes(environment), lowest), highest)
+
+
+def _renew_s(environment: Mapping[str, str]) -> int:
+    return min(TABLE.number(environment, "PS_HEARTBEAT_INTERVAL"), _RENEW_MAX_S)
+
+
+def _lanes(environment: Mapping[str, str]) -> int:
+    wanted = TABLE.number(environment, "BYTEPS_SERVER_ENGINE_THREAD")
+    return min(max(wanted, 1), _LANES_MAX)
+
+
+def say_values(
+    environment: Mapping[str, str], log: logging.Logger, is_server: bool = False
+) -> None:
+    """Logs which values are used in place of those that variables have."""
+
+    def say(name: str, used: int, unit: str, why: str) -> None:
+        log.info("%s is %s; %d%s are used, as %s", name, environment[name], used, unit, why)
+
+    told = environment.get("BYTEPS_PARTITION_BYTES")
+    if told and int(told) != slice_bytes(environment):
+        why = f"a slice has a multiple of 64, and at most {_SLICE_BYTES_MAX}"
+        say("BYTEPS_PARTITION_BYTES", slice_bytes(environment), " bytes", why)
+    credit = TABLE.number(environment, "BYTEPS_SCHEDULING_CREDIT")
+    if credit and credit * slice_bytes(environment) != _credit_bytes(environment):
+        why = "it is so many slices, and {} to {} bytes".format(*_CREDIT_BYTES)
+        say("BYTEPS_SCHEDULING_CREDIT", _credit_bytes(environment), " bytes", why)
+    if TABLE.number(environment, "PS_HEARTBEAT_INTERVAL") != _renew_s(environment):
+        say("PS_HEARTBEAT_INTERVAL", _renew_s(environment), " s", "it is an hour at most")
+    told = environment.get("BYTEPS_SERVER_ENGINE_THREAD")
+    if is_server and told and int(told) != _lanes(environment):
+        why = f"a server has 1 to {_LANES_MAX} threads that sum"
+        say("BYTEPS_SERVER_ENGINE_THREAD", _lanes(environment), "", why)
+    if environment.get("BYTEPS_DEBUG_SAMPLE_TENSOR") and log_levels(environment)[0] != "DEBUG":
+        log.warning(
+            "BYTEPS_DEBUG_SAMPLE_TENSOR logs at level DEBUG alone: set BYTEPS_LOG_LEVEL=DEBUG"
+        )
+
+
 def dealing(environment: Mapping[str, str]) -> str:
     """Returns the value of the agent's option `dealing`; empty for its default.
 
@@ -157,17 +206,13 @@ def daemon_variables(environment: Mapping[str, str], is_server: bool = False) ->
     dealt = "" if is_server else dealing(environment)
     if dealt:
         found["TALWEG_DEALING"] = dealt
-    credit = TABLE.number(environment, "BYTEPS_SCHEDULING_CREDIT")
+    credit = _credit_bytes(environment)
     if credit > 0:
-        lowest, highest = _CREDIT_BYTES
-        wanted = credit * slice_bytes(environment)
-        found["TALWEG_CREDIT_BYTES"] = str(min(max(wanted, lowest), highest))
-    heartbeat_s = TABLE.number(environment, "PS_HEARTBEAT_INTERVAL")
-    if heartbeat_s > 0:
-        found["TALWEG_RENEW_MS"] = str(min(heartbeat_s, _RENEW_MAX_S) * 1000)
+        found["TALWEG_CREDIT_BYTES"] = str(credit)
+    if _renew_s(environment) > 0:
+        found["TALWEG_RENEW_MS"] = str(_renew_s(environment) * 1000)
     if is_server and environment.get("BYTEPS_SERVER_ENGINE_THREAD"):
-        wanted = TABLE.number(environment, "BYTEPS_SERVER_ENGINE_THREAD")
-        found["TALWEG_LANES"] = str(min(wanted, _LANES_MAX))
+        found["TALWEG_LANES"] = str(_lanes(environment))
     if is_server and TABLE.switch(environment, "BYTEPS_SERVER_ENABLE_SCHEDULE"):
         found["TALWEG_RESULTS_BY_PRIORITY"] = "true"
     for variable, option in (("DMLC_INTERFACE", "INTERFACE"), ("DMLC_NODE_HOST", "ADVERTISE")):
@@ -322,6 +367,16 @@ def socket_path(job: Job, environment: Mapping[str, str], jobs_before: int) -> s
     """
     told = TABLE.value(environment, "BYTEPS_SOCKET_PATH")
     directory = os.path.join(told, f"talweg-{os.getuid()}")
+    place = f"{job.name}-{job.port or 'local'}-{job.worker or 0}-{jobs_before}".replace("/", "_")
+    path = os.path.join(directory, f"byteps-{place[-60:]}.sock")
+    over = len(os.fsencode(path)) - _SOCKET_BYTES_MAX
+    if over > 0:
+        length = len(os.fsencode(told))
+        raise VariableError(
+            f"BYTEPS_SOCKET_PATH has {length} bytes, and may have {length - over} here, since a "
+            f"socket's whole path has at most {_SOCKET_BYTES_MAX}: set it to a directory with a "
+            "shorter path"
+        )
     try:
         places.make_private(Path(directory))
     except OSError as error:
@@ -329,5 +384,4 @@ def socket_path(job: Job, environment: Mapping[str, str], jobs_before: int) -> s
             f"BYTEPS_SOCKET_PATH is '{told}', where the node's ranks cannot meet ({error}): set it to a "
             "directory that you may write to"
         ) from None
-    place = f"{job.name}-{job.port or 'local'}-{job.worker or 0}-{jobs_before}".replace("/", "_")
-    return os.path.join(directory, f"byteps-{place[-60:]}.sock")
+    return path

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from talweg import errors
@@ -46,8 +47,25 @@ def prepare_agent(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@dataclass
+class _Told:
+    """What a file tells. It goes on in the next job that this process joins by resume()."""
+
+    keys: Keys
+    counts: dict[str, int] = field(default_factory=dict)  # Rounds, by tensor.
+    events: list[dict[str, Any]] = field(default_factory=list)
+    written: int = -1  # How many events the file has; -1 before it is there.
+
+
+_told: dict[str, _Told] = {}  # By path.
+
+
 class Trace:
-    """One client's comm.json, which is written when the client is closed."""
+    """One client's comm.json.
+
+    It is written when all tensors that are traced have passed their last traced round, and when the
+    client is closed.
+    """
 
     def __init__(
         self,
@@ -66,12 +84,11 @@ class Trace:
         directory = TABLE.value(environment, "BYTEPS_TRACE_DIR")
         self._path = os.path.join(directory, str(client.local_rank), "comm.json")
         self._now_ns = now_ns
-        self._keys = Keys(slice_bytes)
-        self._counts: dict[str, int] = {}
+        self._told = _told.setdefault(os.path.abspath(self._path), _Told(Keys(slice_bytes)))
+        self._keys = self._told.keys
         self._pushed: dict[
             str, tuple[int, range]
         ] = {}  # When a name's open round was, and its keys.
-        self._events: list[dict[str, Any]] = []
         client.push_watchers.append(self._on_push)
         client.watchers.append(self._on_result)
         client.call_when_closed(self._write)
@@ -83,8 +100,9 @@ class Trace:
 
     def _on_result(self, handle: Handle) -> None:
         name = handle.name
-        count = self._counts[name] = self._counts.get(name, 0) + 1
-        # A framework's own kernel pushes without push_watchers. Then the push's keys are not known.
+        counts = self._told.counts
+        count = counts[name] = counts.get(name, 0) + 1
+        # TALWEG_TENSORFLOW_OPS=kernel pushes without push_watchers: then keys are not known.
         begin_ns, keys = self._pushed.pop(name, (handle.begin_ns, range(0)))
         if not self._first <= count <= self._last:
             return
@@ -94,12 +112,20 @@ class Trace:
         for key in keys:
             self._add(f"{row}.PUSH", row, str(key), begin_ns, handle.begin_ns)
             self._add(f"{row}.PULL", row, str(key), handle.begin_ns, end_ns)
+        if count == self._last and not any(
+            self._first <= each < self._last for each in counts.values()
+        ):
+            self._write()
 
     def _add(self, name: str, row: str, thread: str, begin_ns: int, end_ns: int) -> None:
         begin_us = begin_ns // 1000
         event = {"ph": "X", "cat": "Comm", "name": name, "pid": row, "tid": thread}
-        self._events.append({**event, "ts": begin_us, "dur": end_ns // 1000 - begin_us})
+        self._told.events.append({**event, "ts": begin_us, "dur": end_ns // 1000 - begin_us})
 
     def _write(self) -> None:
-        timeline.write(self._path, {"traceEvents": self._events, "displayTimeUnit": "ms"})
+        told = self._told
+        if told.written == len(told.events):
+            return
+        told.written = len(told.events)
+        timeline.write(self._path, {"traceEvents": told.events, "displayTimeUnit": "ms"})
         print(f"byteps: the trace is in {self._path}", flush=True)

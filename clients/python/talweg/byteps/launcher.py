@@ -48,6 +48,7 @@ def main() -> int:
         log = logger("bpslaunch", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
         TABLE.say(environment, log)
         role = TABLE.value(environment, "DMLC_ROLE")
+        _job.say_values(environment, log, is_server=role in ("server", "joint"))
         if role == "worker":
             return _worker(sys.argv[1:], environment, log)
         if role == "joint":

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from talweg._compat.environment import (
     ANY,
@@ -41,6 +41,7 @@ def _none(name: str, kind: Kind, default: str, meaning: str) -> Variable:
 
 
 _LAUNCHER = "horovodrun sets it for programs that read it; hvd.init() asks the node's agent."
+_LAUNCHED_AS_GLOO = "horovodrun sets gloo, as jobs run without MPI. There is neither MPI nor Gloo."
 _PLACES = [
     _none("RANK", number(0, _MANY), "", _LAUNCHER),
     _none("SIZE", number(1, _MANY), "", _LAUNCHER),
@@ -51,16 +52,20 @@ _PLACES = [
     _none("HOSTNAME", ANY, "", _LAUNCHER),
     _none("GLOO_RENDEZVOUS_ADDR", ANY, "", "Talweg's scheduler brings the nodes together."),
     _none("GLOO_RENDEZVOUS_PORT", number(0, 65535), "", "See HOROVOD_GLOO_RENDEZVOUS_ADDR."),
-    _none("GLOO_IFACE", ANY, "", "Set the agents' `interface` option instead."),
-    _none("CONTROLLER", ANY, "", "There is neither MPI nor Gloo."),
-    _none("CPU_OPERATIONS", ANY, "", "There is neither MPI nor Gloo."),
-    Variable(
-        "HOROVOD_ELASTIC",
+    _none(
+        "GLOO_IFACE",
+        ANY,
+        "",
+        "horovodrun sets it to the first of --network-interfaces. Set the agents' `interface` "
+        "option instead.",
+    ),
+    _none("CONTROLLER", ANY, "", _LAUNCHED_AS_GLOO),
+    _none("CPU_OPERATIONS", ANY, "", _LAUNCHED_AS_GLOO),
+    _honoured(
+        "ELASTIC",
         _FLAG,
         "0",
-        Effect.REFUSED,
-        "start the program by horovodrun --min-np, or talweg run --loss-policy=continue, with which "
-        "the other nodes go on after a loss",
+        "horovodrun --min-np sets 1. init() raises for it in a job whose nodes cannot come and go.",
     ),
 ]
 
@@ -103,6 +108,7 @@ _TUNING = [
     _none("AUTOTUNE_GAUSSIAN_PROCESS_NOISE", decimal(0, 1e9), "0.8", _TUNED),
 ]
 
+_NO_CCL = "oneCCL is not used."
 _OTHERS = [
     _honoured(
         "STALL_CHECK_DISABLE",
@@ -158,7 +164,39 @@ _OTHERS = [
     _honoured("LOG_LEVEL", _LEVEL, "warning", "What the package writes to stderr."),
     _honoured("LOG_HIDE_TIME", _FLAG, "0", "1: the package's lines have no time."),
     _none("MPI_THREADS_DISABLE", _FLAG, "0", "There is no MPI."),
+    _none("CCL_CACHE", ANY, "", _NO_CCL),
+    _none("CCL_BGT_AFFINITY", ANY, "", _NO_CCL),
+    *(
+        _none(f"SPARK_{name}", ANY, "", "horovod.spark is not offered.")
+        for name in ("START_TIMEOUT", "PYTHONPATH", "WORK_DIR", "USE_LOCAL_RANK_GPU_INDEX")
+    ),
     _none("DISABLE_NVTX_RANGES", _FLAG, "0", "There are no NVTX ranges."),
+]
+
+_BUILT = "Nothing is compiled when Talweg is installed."
+_GPU = "The agent takes tensors from GPUs, whatever it is."
+_BUILDING = [
+    *(
+        _none(f"GPU_{name}", ANY, "", _GPU)
+        for name in (
+            *("OPERATIONS", "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER"),
+        )
+    ),
+    _none("ALLOW_MIXED_GPU_IMPL", ANY, "", _GPU),
+    *(
+        _none(f"{kind}_{name}", ANY, "", _BUILT)
+        for kind in ("WITH", "WITHOUT")
+        for name in ("TENSORFLOW", "PYTORCH", "MXNET", "MPI", "GLOO", "NVTX")
+    ),
+    *(
+        _none(name, ANY, "", _BUILT)
+        for name in (
+            *("GPU", "CUDA_HOME", "CUDA_INCLUDE", "CUDA_LIB", "ROCM_HOME", "ROCM_PATH"),
+            *("NCCL_HOME", "NCCL_INCLUDE", "NCCL_LIB", "NCCL_LINK", "NVTX_INCLUDE"),
+            *("DDL_HOME", "DDL_INCLUDE", "DDL_LIB", "BUILD_ARCH_FLAGS", "BUILD_CUDA_CC_LIST"),
+            *("CMAKE", "DEBUG", "SKIP_COMPILE", "MPICXX_SHOW", "LOCAL_VERSION"),
+        )
+    ),
 ]
 
 # The highest value that an agent accepts.
@@ -166,7 +204,7 @@ _STALL_MAX_S = 7 * 24 * 3600
 
 TABLE = Table(
     "Horovod",
-    [("Places", _PLACES), ("Tuning", _TUNING), ("Others", _OTHERS)],
+    [("Places", _PLACES), ("Tuning", _TUNING), ("Others", _OTHERS), ("Building", _BUILDING)],
     ("HOROVOD_",),
 )
 
@@ -185,3 +223,27 @@ def agent_variables(environment: Mapping[str, str]) -> dict[str, str]:
         stall_s = min(max(shutdown_s, int(notice_s or 0)), _STALL_MAX_S)
         told["TALWEG_STALL_MS"] = str(stall_s * 1000)
     return {name: environment.get(name, value) for name, value in told.items()}
+
+
+# Launchers' names for a rank's number on its host.
+_LOCAL_RANKS = (
+    *("HOROVOD_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+    "SLURM_LOCALID",
+)
+
+
+def says(environment: Mapping[str, str]) -> bool:
+    """Whether this process reports the variables: the node's first rank, or one without others."""
+    told = next((environment[name] for name in _LOCAL_RANKS if environment.get(name)), "0")
+    return told == "0"
+
+
+def launcher_variables(interfaces: Sequence[str], is_elastic: bool) -> dict[str, str]:
+    """Returns what horovodrun sets for all ranks, as Horovod's launcher does."""
+    told = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    if interfaces:
+        told["HOROVOD_GLOO_IFACE"] = interfaces[0]
+        told["NCCL_SOCKET_IFNAME"] = ",".join(interfaces)
+    if is_elastic:
+        told["HOROVOD_ELASTIC"] = "1"
+    return told

@@ -5,7 +5,8 @@ becomes COMMAND.
     python _rank.py HOSTS COMMAND...
 
 HOSTS are `name:slots,...`, which ranks fill in order. They are empty if hosts come and go. Then the
-ranks' numbers change too, and hvd.init() sets them. This is a file and no module, because importing
+ranks' numbers change too. The launcher says those with which the ranks begin, and hvd.init() sets
+those that they have by then. This is a file and no module, because importing
 the package here would add that time to the start of every rank.
 """
 
@@ -21,7 +22,11 @@ def places(hosts: str, environment: Mapping[str, str]) -> dict[str, str]:
     local = int(environment["LOCAL_RANK"])
     found = {"LOCAL_RANK": str(local), "LOCAL_SIZE": environment["LOCAL_WORLD_SIZE"]}
     if not hosts:
-        return {**found, "HOSTNAME": environment["TALWEG_HOST"]}
+        found["HOSTNAME"] = environment["TALWEG_HOST"]
+        if "TALWEG_FIRST_RANK" in environment:
+            found["RANK"] = str(int(environment["TALWEG_FIRST_RANK"]) + local)
+            found["SIZE"] = environment["TALWEG_FIRST_SIZE"]
+        return found
     node = int(environment["GROUP_RANK"])
     slots = [int(host.rpartition(":")[2]) for host in hosts.split(",")]
     alike = [place for place, count in enumerate(slots) if count > local]

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -178,7 +179,7 @@ def call(
     if runner.is_elastic(options):
         line, environment = runner.line_here(options), runner.environment_here(options)
         outcome = caller.run(line, {**environment, **paths}, {"function": function})
-        least = options.min_np if options.min_np is not None else options.num_proc
+        least = options.num_proc if options.min_num_proc is None else options.min_num_proc
     else:
         launch = runner.launch_of(options)
         launch.files = {"function": function}
@@ -187,10 +188,22 @@ def call(
         outcome = start(launch)
         least = options.num_proc
     if outcome.failure:
-        raise RuntimeError(f"horovod.run: {outcome.failure}; all other ranks were ended ({FAILED})")
+        raise RuntimeError(
+            f"horovod.run: {failure_text(outcome)}; all other ranks were ended ({FAILED})"
+        )
     if len(outcome.results) < least:
         raise RuntimeError(f"horovod.run: {_too_few(outcome, least)}")
     return [pickle.loads(outcome.results[rank]) for rank in sorted(outcome.results)]
+
+
+def failure_text(outcome: Outcome) -> str:
+    """Returns why a job has failed, with Horovod's sentence for too many changes of hosts."""
+    from talweg.horovod.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
+
+    told = re.search(r"hosts have come or gone \d+ times?, and the limit is (\d+)", outcome.failure)
+    if told is None:
+        return outcome.failure
+    return f"{outcome.failure}. {RESET_LIMIT_EXCEEDED_MESSAGE.format(told[1])}"
 
 
 def _too_few(outcome: Outcome, least: int) -> str:

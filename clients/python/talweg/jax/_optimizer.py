@@ -25,7 +25,7 @@ def DistributedOptimizer(  # The name that other frameworks' modules have it und
 
     Returns an optax.GradientTransformationExtraArgs. Its update() averages the gradients with
     push_pull() and passes them to the optimizer's update(). Give each optimizer of a program its
-    own `name`. optax.MultiSteps around it accumulates steps, and only their sum is averaged.
+    own `name`. optax.MultiSteps around it accumulates steps, and only their average is sent.
     """
     try:
         import optax

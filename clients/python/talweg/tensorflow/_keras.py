@@ -98,6 +98,9 @@ class MetricAverage(Hooks):
 class LearningRateSchedule(Hooks):
     """Multiplies the learning rate at the begin of each batch, or of each epoch."""
 
+    # Whether initial_lr=None is an error. Otherwise the optimizer's rate is taken.
+    needs_rate = False
+
     def __init__(
         self,
         initial_lr: float | None,
@@ -109,6 +112,8 @@ class LearningRateSchedule(Hooks):
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
+        if initial_lr is None and self.needs_rate:
+            raise InvalidArgument("initial_lr is None: pass the learning rate to begin with")
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -200,6 +205,9 @@ def _set_momentum(optimizer: Any, value: float) -> None:
 class LearningRateWarmup(LearningRateSchedule):
     """Raises the rate from that of one rank to `initial_lr`, that of all ranks, in some epochs."""
 
+    # Whether rank 0 alone prints what `verbose` asks for.
+    first_rank_prints = False
+
     def __init__(
         self,
         initial_lr: float | None,
@@ -228,6 +236,7 @@ class LearningRateWarmup(LearningRateSchedule):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if epoch == (self.end_epoch or 0) - 1 and self.verbose > 0:
+        prints = self.verbose > 0 and (not self.first_rank_prints or _client.current().rank == 0)
+        if epoch == (self.end_epoch or 0) - 1 and prints:
             rate = rate_of(self._optimizer())
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")

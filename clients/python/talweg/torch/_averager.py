@@ -194,6 +194,7 @@ class GradientAverager(ClientAdapter):
         together: dict[tuple[torch.device, bool], list[Tensor]] = {}
         for tensor in tensors:
             parameter = self.parameters[tensor.index]
+            self.client.tensors.require_patience(tensor.name, self._patience_ms)
             if self._patience_ms:
                 self.client.tensors.declare(
                     tensor.name, self._patient_declaration(tensor.index), tensor.priority
@@ -211,7 +212,7 @@ class GradientAverager(ClientAdapter):
 
     def _patient_declaration(self, index: int) -> Declaration:
         parameter = self.parameters[index]
-        if not parameter.device.type == "cpu" or parameter.dtype not in _PATIENT_DTYPES:
+        if parameter.device.type != "cpu" or parameter.dtype not in _PATIENT_DTYPES:
             raise Unsupported(
                 f"patience: the gradient of '{self.exchange.name_of(index)}' is {parameter.dtype} on "
                 f"{parameter.device}; it is for float32 and float64 in host memory: leave out "
@@ -220,7 +221,9 @@ class GradientAverager(ClientAdapter):
         return replace(declaration_of(parameter, Op.AVERAGE), patience_ms=self._patience_ms)
 
     def left_out_count(self) -> int:
-        """Returns how many steps went on without some gradient of this rank."""
+        """Returns how often rounds went on without that gradient of this rank that was left out
+        most often.
+        """
         known = [self.client.tensors.known(tensor.name) for tensor in self.exchange.tensors]
         connection = self.client.connection
         return max((connection.left_out_count(each.tensor) for each in known if each), default=0)

@@ -287,6 +287,9 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     sees zeros there. `state` is None, or a str that names the model if a process has several. If
     nodes may come and go, a second model under a name raises InvalidArgument while the first lives.
     If a round has failed, backward() raises the error when it ends, and the gradients are undefined.
+    Ranks compare the gradients' shapes. They cannot compare the parameters' names: torch hands a
+    hook the parameters alone, which do not know their names. So models whose parameters have equal
+    shapes and other names average gradients that do not belong together.
     """
     if state is not None and not isinstance(state, str):
         raise InvalidArgument(

@@ -18,10 +18,13 @@ from talweg._elastic.state import State
 from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch._local_sgd import local_steps_of
 from talweg.torch._replay import TorchReplay
+from talweg.torch._sharded import refuse_sharded
 
 # The key, in an optimizer's captured value, of the names of each parameter group's parameters. A
 # rank that lacks groups adds them by these names.
 _NAMES = "talweg_names"
+# The key of where an optimizer with local steps agrees next. A joiner agrees with the others then.
+_AGREES_AT = "talweg_agrees_at"
 
 
 def _tensor_of(elements: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -60,9 +63,9 @@ class Elastic(State):
     Each value is an attribute, as `model` and `optimizer` are. A value is an object with
     state_dict() and load_state_dict(), such as a scheduler, a GradScaler or an ElasticSampler, or
     one that can be pickled, such as a number. Ranks compare digests of the model's parameters,
-    which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. Of parameters with
-    local steps (LocalSGD, DiLoCo) they compare the global ones. Without a model ranks compare all
-    values that are arrays or tensors.
+    which must be equal at all ranks. Buffers, such as BatchNorm's, may differ. With local steps
+    (LocalSGD, DiLoCo) they compare the global parameters. Without a model ranks compare all values
+    that are arrays or tensors.
 
     `scale="global_batch"` multiplies learning rates during each step of the optimizer. The factor
     is the number of samples in the step, divided by that of a full step of the ranks that the job
@@ -90,6 +93,7 @@ class Elastic(State):
         named: dict[str, Any] = dict(values) if model is None else {"model": model, **values}
         if optimizer is not None:
             named["optimizer"] = optimizer
+        refuse_sharded(named)
         super().__init__(**named)
         self._sampler: ElasticSampler | None = next(self._samplers(), None)
         # It is a part of the state, so a joiner scales as the others do.
@@ -108,6 +112,7 @@ class Elastic(State):
             optimizer.register_step_post_hook(lambda *_: self._restore_rates(optimizer))
 
     def begin(self) -> bool:
+        refuse_sharded(self._values)  # The program may have sharded a model since.
         # A rank that begins again, because others were lost, keeps the value of the first begin().
         if self._sampler is not None and not self._values["full_step"]:
             self._values["full_step"] = self._sampler.batch_size * _client.current().size
@@ -163,7 +168,9 @@ class Elastic(State):
         if isinstance(value, torch.optim.Optimizer):
             names = {id(parameter): key for key, parameter in self._parameters().items()}
             groups = [[names.get(id(p)) for p in group["params"]] for group in value.param_groups]
-            return {**captured, _NAMES: groups}
+            captured = {**captured, _NAMES: groups}
+            steps = local_steps_of(value)
+            return captured if steps is None else {**captured, _AGREES_AT: steps.agrees_at}
         return captured
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -195,10 +202,9 @@ class Elastic(State):
 
     def _load(self, name: str, value: Any) -> None:
         own = self._values[name]
-        if isinstance(own, torch.optim.Optimizer) and isinstance(value, dict) and _NAMES in value:
-            value = dict(value)
-            self._add_groups(name, own, value.pop(_NAMES))
-        if isinstance(own, torch.nn.Module):
+        if isinstance(own, torch.optim.Optimizer) and isinstance(value, dict):
+            self._load_optimizer(name, own, value)
+        elif isinstance(own, torch.nn.Module):
             self._load_model(name, own, value)
         elif isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor):
             if own.shape != value.shape or own.dtype != value.dtype:
@@ -211,6 +217,16 @@ class Elastic(State):
                 own.copy_(value)
         else:
             super()._load(name, value)
+
+    def _load_optimizer(self, name: str, own: torch.optim.Optimizer, value: dict[str, Any]) -> None:
+        value = dict(value)
+        if _NAMES in value:
+            self._add_groups(name, own, value.pop(_NAMES))
+        agrees_at = value.pop(_AGREES_AT, None)
+        super()._load(name, value)
+        steps = local_steps_of(own)
+        if steps is not None:
+            steps.agrees_at = agrees_at
 
     @staticmethod
     def _load_model(name: str, own: torch.nn.Module, value: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds the forms of a process group's calls that take one tensor, which torch's own groups have."""
+"""Adds what torch's own groups have beside the collectives: the forms of their calls that take one
+tensor, and calls that make groups.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Backend as _InCpp
 from torch.distributed import distributed_c10d as c10d
 
+from talweg.errors import Unsupported
 from talweg.torch._monitored_barrier import monitored_barrier
-from talweg.torch._process_group import ProcessGroup
+from talweg.torch._process_group import NAME, ProcessGroup
 
 
 def _options(kind: Any, timeout: timedelta | None, **named: Any) -> Any:
@@ -114,3 +118,26 @@ class GroupWithForms(ProcessGroup):
     ) -> None:
         """What torch.distributed.monitored_barrier() calls from torch 2.14 on."""
         monitored_barrier(self, timeout, wait_all_ranks)
+
+    @property
+    def options(self) -> Any:
+        """What the group was made with. It is this at Gloo's backend, too."""
+        options = _InCpp.Options(NAME, self._timeout)
+        options.group_name = self.group_name
+        options.global_ranks_in_group = self._ranks
+        return options
+
+    # Torch's own code of these two wants a backend in C++, and crashes where there is none.
+
+    def split_group(self, *args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(
+            "split_group: a group of Talweg cannot be split: make the smaller group with "
+            "torch.distributed.new_group(ranks)"
+        )
+
+    def merge_remote_group(self, *args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(
+            "merge_remote_group: a group of Talweg takes no further ranks: call "
+            "init_process_group() with all of them, and make groups with "
+            "torch.distributed.new_group(ranks)"
+        )

@@ -3,7 +3,7 @@
 
 torch's C++ code calls a group in Python, and takes the Work that it returns. Once the Python object
 is gone, its methods are gone, too, and C++ would wait for a Work that nobody ends. Since version
-2.7 torch keeps the object itself.
+2.7 torch keeps the object itself, but not that of a Work that a program has boxed.
 """
 
 from __future__ import annotations

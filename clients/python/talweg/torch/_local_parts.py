@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch._checks import TAKEN_OUT_BY, has_memory
 from talweg.torch._local_rule import Rule
 
@@ -65,6 +66,11 @@ class Part:
         assert self.x0 is not None
         return self.x0
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """What all ranks have alike of it."""
+        return [each for each in (self.x0, self.momentum) if each is not None]
+
     def begin(self) -> None:
         """Takes part from now on: what the parameter is becomes the global value."""
         local = self.local
@@ -79,8 +85,9 @@ class Part:
     def make_outer_step(self, mean: torch.Tensor, rule: Rule) -> None:
         """Changes the global value by the ranks' mean of D."""
         mean = mean.view(self.shared.shape).to(self.shared.device)
+        # No multiplication is fused with an addition, so all kinds of processors have the same bits.
         if rule.outer_momentum == 0:
-            self.shared.sub_(mean, alpha=rule.outer_lr)
+            self.shared.sub_(mean * rule.outer_lr)
             return
         if self.momentum is None:
             self.momentum = torch.zeros_like(self.shared)
@@ -89,7 +96,7 @@ class Part:
             mean = mean + rule.outer_momentum * self.momentum
         else:
             mean = self.momentum
-        self.shared.sub_(mean, alpha=rule.outer_lr)
+        self.shared.sub_(mean * rule.outer_lr)
 
     def put(self, mix: float) -> None:
         """Gives the parameter the global value, and `mix` of what it was."""
@@ -99,16 +106,32 @@ class Part:
         else:
             local.copy_((1 - mix) * self.shared + mix * local.to(self.dtype))
 
-    def load(self, x0: torch.Tensor | None, momentum: torch.Tensor | None) -> None:
-        like, kind = self.local, self.dtype
+    def has(self, values: torch.Tensor) -> bool:
+        """Whether the parameter has these values. NaN is NaN."""
+        local = self.local
+        return bool(((local == values) | (local.isnan() & values.isnan())).all())
+
+    def require_fits(self, x0: torch.Tensor | None, momentum: torch.Tensor | None) -> None:
+        """Raises InvalidArgument for values of another shape."""
         for name, value in (("x0", x0), ("momentum", momentum)):
-            if value is not None and value.shape != like.shape:
+            if value is not None and value.shape != self.local.shape:
                 raise InvalidArgument(
                     f"the {name} of {self} has shape {list(value.shape)} in the state that is "
                     "loaded: load the state of the same model"
                 )
+
+    def require_count(self, mean: torch.Tensor) -> None:
+        """Does the same for a mean that is not applied yet."""
+        if mean.numel() != self.local.numel():
+            raise InvalidArgument(
+                f"the mean of {self} has {mean.numel()} numbers in the state that is loaded: load "
+                "the state of the same model"
+            )
+
+    def load(self, x0: torch.Tensor | None, momentum: torch.Tensor | None) -> None:
+        device, kind = self.local.device, self.dtype
         self.x0, self.momentum = (
-            None if value is None else value.detach().to(like.device, kind, copy=True)
+            None if value is None else value.detach().to(device, kind, copy=True)
             for value in (x0, momentum)
         )
 
@@ -162,17 +185,84 @@ def buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
     ]
 
 
-def state_of(optimizer: torch.optim.Optimizer, parts: Iterable[Part]) -> list[torch.Tensor]:
+# A tensor of the optimizer's state: the number of its parameter among the parts, and its key.
+_Place = tuple[int, str]
+
+
+def state_of(optimizer: torch.optim.Optimizer, parts: Iterable[Part]) -> dict[_Place, torch.Tensor]:
     """Returns the floating-point tensors, of one or more dimensions, that the optimizer keeps."""
-    found: list[torch.Tensor] = []
-    for part in parts:
+    found: dict[_Place, torch.Tensor] = {}
+    for number, part in enumerate(parts):
         kept: dict[str, Any] = optimizer.state.get(part.parameter, {})
         for key in sorted(kept):
             value = kept[key]
             if isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() > 0:
                 if value.is_floating_point() or value.is_complex():
-                    found.append(value)
+                    found[number, key] = value
     return found
+
+
+class Others:
+    """The tensors that become their means: buffers, and tensors of the optimizer's state.
+
+    A rank may lack some of the state, as of a parameter that it has not used yet. Then a tensor
+    becomes the mean of the ranks that have it.
+    """
+
+    def __init__(
+        self, buffers: Sequence[torch.Tensor], state: dict[_Place, torch.Tensor], parts: list[Part]
+    ) -> None:
+        self.buffers = list(buffers)
+        self._parts = parts
+        self._state = state
+        self.layout = {place: tuple(_numbers(each).shape) for place, each in state.items()}
+        self._is_alike = True  # All ranks have the same of the state.
+
+    def complete(
+        self, told: Sequence[tuple[int, dict[_Place, tuple[int, ...]]]], title: str
+    ) -> None:
+        """Takes what each rank has of the state. Raises Mismatch if shapes differ."""
+        self._is_alike = False
+        whole: dict[_Place, tuple[int, tuple[int, ...]]] = {}
+        for rank, layout in told:
+            for place, shape in layout.items():
+                first, known = whole.setdefault(place, (rank, shape))
+                if known != shape:
+                    number, key = place
+                    raise Mismatch(
+                        f"{title}: the optimizer's '{key}' of {self._parts[number]} has shape "
+                        f"{list(known)} at rank {first}, and {list(shape)} at rank {rank}: use the "
+                        "same optimizer at all ranks, or leave out average_state"
+                    )
+        self.layout = {place: whole[place][1] for place in sorted(whole)}
+
+    def numbers(self) -> torch.Tensor:
+        """Returns what travels: the numbers, and which tensors this rank has, if ranks differ."""
+        missing = {
+            place: torch.zeros(shape, dtype=torch.float64)
+            for place, shape in self.layout.items()
+            if place not in self._state
+        }
+        tensors = [*self.buffers, *(self._state.get(p, missing.get(p)) for p in self.layout)]
+        numbers = gathered(each for each in tensors if each is not None)
+        if self._is_alike:
+            return numbers
+        has = [float(place in self._state) for place in self.layout]
+        return torch.cat((numbers, torch.tensor(has, dtype=torch.float64)))
+
+    def put(self, means: torch.Tensor, mix: float) -> None:
+        """Gives the tensors the means, and `mix` of what they were."""
+        begin = sum(_numbers(each).numel() for each in self.buffers)
+        put_back(self.buffers, means[:begin], mix)
+        shares = means[means.numel() - len(self.layout) :]
+        for number, (place, shape) in enumerate(self.layout.items()):
+            end = begin + math.prod(shape)
+            mean = means[begin:end]
+            begin = end
+            if place in self._state:
+                put_back(
+                    [self._state[place]], mean if self._is_alike else mean / shares[number], mix
+                )
 
 
 def gathered(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from talweg import _interrupts
 from talweg._client import Client, Handle
-from talweg._collectives import objects
+from talweg._collectives import objects, rounds
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
 from talweg.errors import Aborted, Busy, Mismatch, Timeout
-from talweg.torch._local_parts import Part
+from talweg.torch._local_parts import Others, Part
+from talweg.torch._local_rule import Rule
 from talweg.torch._tensors import finish, start
 
 # How long, in seconds, ranks may take to say what they have after it turned out to differ.
@@ -30,41 +32,87 @@ def first_that_differ(told: Sequence[tuple[int, Any]]) -> tuple[tuple[int, Any],
     return first, next(each for each in told if each[1] != first[1])
 
 
+@dataclass(eq=False)
+class Round:
+    """An open round, and what to do with its result. Whoever drops it leaves the round, which the
+    next one of its name then takes (_client/left_rounds.py).
+    """
+
+    client: Client
+    handle: Handle
+    then: Callable[[], None] | None = None
+
+    def finish(self) -> None:
+        """Returns when the result is there. An interrupted call can be repeated."""
+        if not self.handle.done:
+            finish(self.client, self.handle)
+        if self.then is not None:
+            self.then()
+
+
+@dataclass(eq=False)
+class Comparison(Round):
+    """A round that compares."""
+
+    layouts_differ: bool = False  # Set by finish().
+
+
+def _digest(text: str) -> bytes:
+    digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+    return digest + bytes(255 - byte for byte in digest)
+
+
+def _are_alike(lanes: np.ndarray) -> bool:
+    """Whether all ranks have given the same digest. The maximum of the lanes shows each byte's
+    largest and smallest value.
+    """
+    pairs = zip(lanes[:_DIGEST_BYTES].tolist(), lanes[_DIGEST_BYTES:].tolist())
+    return all(largest + smallest == 255 for largest, smallest in pairs)
+
+
 class Rounds:
     """The rounds among the ranks that synchronise. `caller` and `name` begin each error's text."""
 
     def __init__(
         self, client: Client, caller: str, name: str, process_set: ProcessSet | None
     ) -> None:
-        self.client = client
-        self.name = name
+        self._name = name
+        self.use(client)
         self.process_set = process_set
         self.title = f"{caller} '{name}'"
+
+    def use(self, client: Client) -> None:
+        self.client = client
+        self._mismatches = 0
+
+    @property
+    def name(self) -> str:
+        """What the names of rounds begin with. After a mismatch some ranks have begun rounds that
+        others never will, so all use other names.
+        """
+        return f"{self._name}.apart{self._mismatches}" if self._mismatches else self._name
 
     @property
     def group(self) -> Group:
         return Group(self.client, self.process_set, self.title)
 
-    def average(self, tensor: torch.Tensor, name: str) -> Handle:
+    def average(self, tensor: torch.Tensor, name: str) -> Round:
         """Starts the average of a tensor, in place."""
-        return self._start(tensor, Op.AVERAGE, name, 0)
-
-    def finish(self, handle: Handle) -> None:
-        finish(self.client, handle)
-
-    def broadcast(self, tensor: torch.Tensor, name: str, root: int) -> None:
-        finish(self.client, self._start(tensor, Op.BROADCAST, name, root))
-
-    def _start(self, tensor: torch.Tensor, op: Op, name: str, root: int) -> Handle:
         # The number of elements changes when a parameter is thawed.
         full = f"{self.name}.{name}.{tensor.numel()}.{str(tensor.dtype).replace('torch.', '')}"
-        of = (op, full, 0, root, self.process_set)
+        of = (Op.AVERAGE, full, 0, 0, self.process_set)
+        rounds.before_call(self.client, full, self.process_set)
         try:
-            return start(self.client, tensor, tensor, *of, says_shape=False)
+            handle = start(self.client, tensor, tensor, *of, says_shape=False)
         except Busy as error:
-            raise Busy(
-                f"{error}. If this process has several optimizers with local steps, give each a `name`"
-            ) from None
+            raise self._explained(error) from None
+        return Round(self.client, handle)
+
+    @staticmethod
+    def _explained(error: Busy) -> Busy:
+        return Busy(
+            f"{error}. If this process has several optimizers with local steps, give each a `name`"
+        )
 
     def tell(self, value: Any, name: str, timeout_s: float | None = None) -> list[tuple[int, Any]]:
         """Returns the values of all ranks, each with its rank."""
@@ -72,56 +120,91 @@ class Rounds:
         told = objects.all_gather_object(self.client, value, full, self.process_set, timeout_s)
         return list(zip(self.group.ranks, told))
 
-    def compare(self, text: str, name: str) -> Callable[[], None]:
-        """Starts to compare a text. The function that is returned waits for that, and raises
-        Mismatch, at all ranks, if a rank has another text.
+    def compare(self, text: str, name: str, shared: str = "", layout: str = "") -> Comparison:
+        """Starts to compare where ranks are (`text`), and a digest of what they have alike.
+        finish() raises Mismatch, at all ranks, if a rank has something else. Layouts may differ.
         """
-        digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
-        # The maximum shows each byte's largest and smallest value.
-        lanes: np.ndarray = np.frombuffer(digest + bytes(255 - byte for byte in digest), np.uint8)
-        lanes = lanes.copy()
-        group, address = self.group, lanes.ctypes.data
+        both = _digest(f"{text}\0{shared}") + _digest(layout)
+        lanes: np.ndarray = np.frombuffer(both, np.uint8).copy()
+        client, group, address = self.client, self.group, lanes.ctypes.data
         declaration = Declaration(DType.U8, lanes.size, Op.MAX, 0, group.listed)
-        full = f"{self.name}.{name}{group.suffix}"
-        handle = self.client.push(full, declaration, address, address, 0, keep=lanes)
-
-        def wait() -> None:
-            self.client.synchronize(handle)
-            pairs = zip(lanes[:_DIGEST_BYTES].tolist(), lanes[_DIGEST_BYTES:].tolist())
-            if not all(largest + smallest == 255 for largest, smallest in pairs):
-                self._raise_mismatch(text, name)
-
-        return wait
-
-    def _raise_mismatch(self, text: str, name: str) -> None:
+        rounds.before_call(client, f"{self.name}.{name}", self.process_set)
+        declared = client.tensors.declare(f"{self.name}.{name}{group.suffix}", declaration, 0)
         try:
-            told = self.tell(text, f"{name}.told", _TELL_S)
+            handle = rounds.repeat(client, declared, address, 0, lanes)
+        except Busy as error:
+            raise self._explained(error) from None
+        comparison = Comparison(client, handle)
+
+        def judge() -> None:
+            comparison.then = None
+            one, other = np.split(lanes, 2)
+            comparison.layouts_differ = not _are_alike(other)
+            if not _are_alike(one):
+                try:
+                    self._raise_mismatch((text, shared), name)
+                finally:
+                    self._mismatches += 1
+
+        comparison.then = judge
+        return comparison
+
+    def _raise_mismatch(self, own: tuple[str, str], name: str) -> None:
+        try:
+            told = self.tell(own, f"{name}.told", _TELL_S)
             (one, its), (other, others) = first_that_differ(told)
-            here = f"rank {one} is at {its}, and rank {other} at {others}"
+            here = f"rank {one} is at {its[0]}, and rank {other} at {others[0]}"
         except (Timeout, Aborted, StopIteration):
-            here = f"rank {self.client.rank} is at {text}, and another rank is not"
+            here = f"rank {self.client.rank} is at {own[0]}, and another rank is not"
+        else:
+            if its[0] == others[0]:
+                raise Mismatch(
+                    f"{self.title}: at {its[0]} the global parameters of rank {one} (digest {its[1]}) "
+                    f"are not those of rank {other} ({others[1]}): load one state at all ranks"
+                )
         raise Mismatch(
-            f"{self.title}: {here}: have all ranks call step() and flush() equally often, and freeze "
-            "and thaw parameters at the same steps"
+            f"{self.title}: {here}: have all ranks call step() and flush() equally often. Make the "
+            "optimizer, load a state, add, freeze and thaw parameters after the same steps at all ranks"
         )
 
 
 @dataclass(eq=False)
 class Flight:
-    """What has been sent of a fragment, and is applied when `due` is the count of steps.
+    """What is sent of a fragment, and is applied by `rule` when `due` is the count of steps.
 
-    `average` and `means` have the ranks' means once take() has returned.
+    `average` and `means` have the ranks' means once take() has returned. An interrupt may end any
+    call: the next one goes on from there.
     """
 
     fragment: int
     due: int
+    rule: Rule
     parts: list[Part]
     average: torch.Tensor
-    means: torch.Tensor | None
-    wait: Callable[[], None] | None  # None once the means are there.
+    means: torch.Tensor | None = None
+    others: Others | None = None  # What `means` are of; None if the flight was loaded.
+    # What starts the rounds that are not started yet, and those that are started and not finished.
+    starts: list[Callable[[], Round | None]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+
+    def launch(self) -> None:
+        """Starts the rounds."""
+        while self.starts:
+            with _interrupts.held:  # A round that is started is noted.
+                started = self.starts[0]()
+                del self.starts[0]
+                if started is not None:
+                    self.rounds.append(started)
 
     def take(self) -> None:
         """Returns when the means are there."""
-        if self.wait is not None:
-            self.wait()
-            self.wait = None
+        self.launch()
+        while self.rounds:
+            with _interrupts.held:
+                self.rounds[0].finish()
+                del self.rounds[0]
+
+    def drop(self) -> None:
+        """Leaves the rounds."""
+        self.starts.clear()
+        self.rounds.clear()

@@ -10,6 +10,9 @@ from typing import Any
 
 from talweg.errors import InvalidArgument
 
+# Every so many synchronisations of a fragment compare what ranks have alike of it.
+_COMPARED_EVERY = 8
+
 
 def _refuse(caller: str, name: str, value: Any, wanted: str) -> None:
     raise InvalidArgument(f"{caller}: {name} is {value!r}; it must be {wanted}")
@@ -71,6 +74,16 @@ class Rule:
         """Returns the fragments that are sent after `step`."""
         firsts = ((fragment, self.first_step(fragment)) for fragment in range(self.fragments))
         return [f for f, first in firsts if step >= first and (step - first) % self.every == 0]
+
+    def next_sent(self, step: int) -> int:
+        """Returns the fragment that is the first to be sent after a later step than `step`."""
+        return min(
+            range(self.fragments), key=lambda each: (self.first_step(each) - step - 1) % self.every
+        )
+
+    def compares_shared(self, fragment: int, step: int) -> bool:
+        """Whether ranks compare what they have alike of the fragment when it is sent after `step`."""
+        return (step - self.first_step(fragment)) // self.every % _COMPARED_EVERY == 0
 
     def values(self) -> dict[str, Any]:
         return asdict(self)

@@ -13,7 +13,7 @@ from talweg._collectives.process_sets import ProcessSet
 from talweg.errors import InvalidArgument
 from talweg.torch._local_rule import Rule
 from talweg.torch._local_steps import LocalSteps
-from talweg.torch._optimizer import OptimizerT, _DistributedMethods, take_back
+from talweg.torch._optimizer import OptimizerT, undo
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 # The entry of a state_dict(), beside those of torch.
@@ -47,13 +47,18 @@ class _LocalMethods:
     def global_parameters(self) -> AbstractContextManager[None]:
         """Gives the model the global parameters, which are equal at all ranks, within a context.
 
-        Nothing travels. Evaluate or save the model there. Make no steps there.
+        Nothing travels. Evaluate or save the model there. Make no steps there, and load nothing
+        into the model: the context ends with InvalidArgument if its parameters have changed.
         """
         return self._talweg_local.lend()
 
     @property
     def is_synchronized(self) -> bool:
-        """Whether the parameters are the global ones, and nothing is under way."""
+        """Whether the parameters are the global ones, and nothing is under way.
+
+        False until ranks have agreed on the global ones: before the first step, and after a state
+        was loaded or parameters were added.
+        """
         return self._talweg_local.is_synchronized
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -67,8 +72,10 @@ class _LocalMethods:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         plain = {key: value for key, value in state_dict.items() if key != _ENTRY}
+        entry = state_dict.get(_ENTRY)
+        self._talweg_local.require_fits(entry)  # Before anything is loaded.
         super().load_state_dict(plain)  # type: ignore[misc]
-        self._talweg_local.load_state_dict(state_dict.get(_ENTRY))
+        self._talweg_local.load_state_dict(entry)
 
 
 def _before_step(optimizer: Any, _: Any, __: Any) -> None:
@@ -131,13 +138,16 @@ def _make_local(
             f"{caller}: the optimizer is a {type(optimizer).__name__}; it must be a "
             "torch.optim.Optimizer"
         )
-    if isinstance(optimizer, _DistributedMethods):
+    earlier = local_steps_of(optimizer)
+    if earlier is None and "_talweg_original" in vars(optimizer):
         raise InvalidArgument(
             f"{caller}: this optimizer is a DistributedOptimizer, whose ranks meet in each step: "
             "give the plain optimizer"
         )
-    take_back(optimizer)
     steps = LocalSteps(caller, model, optimizer, rule, name, process_set)
+    if earlier is not None:
+        earlier.end()
+    undo(optimizer)
     local: Any = optimizer
     unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
     original = type(optimizer)
@@ -170,7 +180,8 @@ def LocalSGD(
     flush() equally often. Call flush() at the end of training, and evaluate within
     global_parameters(), which has equal parameters at all ranks at any time.
 
-    The ranks begin with equal parameters: in the first step they take those of the lowest rank.
+    The ranks begin with equal parameters: if theirs differ in the first step, all take the
+    parameters and buffers of the lowest rank that has loaded a state, or else of the lowest rank.
     Floating-point buffers, such as BatchNorm's running statistics, are averaged with the
     parameters; `average_buffers=False` leaves them alone. The optimizer's state stays each rank's
     own, unless `average_state` is true. Its state_dict() has what a rank needs to go on.

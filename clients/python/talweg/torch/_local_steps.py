@@ -4,30 +4,30 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from talweg import _client
+from talweg import _client, _interrupts
 from talweg._client import Client
 from talweg._collectives import objects
 from talweg._collectives.process_sets import ProcessSet
-from talweg._digest import Digest
-from talweg._elastic.membership import membership_of
-from talweg.errors import InvalidArgument, Mismatch
+from talweg.errors import InvalidArgument, Mismatch, TalwegError
+from talweg.torch import _local_agreement as agreement
 from talweg.torch._local_parts import (
     Fragment,
+    Others,
     Part,
     buffers_of,
-    gathered,
-    put_back,
     require_dense,
     slices_of,
     state_of,
 )
-from talweg.torch._local_rounds import Flight, Rounds, first_that_differ
+from talweg.torch._local_rounds import Comparison, Flight, Round, Rounds
 from talweg.torch._local_rule import Rule, cut
 
 
@@ -36,6 +36,8 @@ class LocalSteps:
 
     One thread at a time.
     """
+
+    _all: ClassVar[weakref.WeakSet[LocalSteps]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -50,7 +52,9 @@ class LocalSteps:
         self.steps = 0
         self._caller = caller
         self._model = model
-        self._optimizer = optimizer
+        # The optimizer has this object. In a cycle, what is under way would stay so for a while after
+        # the program has dropped the optimizer.
+        self._optimizer_ref = weakref.ref(optimizer)
         self._parts: dict[torch.nn.Parameter, Part] = {}
         parts = self._take_in()
         rule.require(caller, len(parts))
@@ -59,18 +63,39 @@ class LocalSteps:
             Fragment(number, parts[place.start : place.stop]) for number, place in enumerate(places)
         ]
         self._flights: list[Flight] = []
-        self._has_agreed = False  # With the ranks of this client.
+        # What is to be sent: fragment, the text that ranks compare, when it is due, and its rule.
+        self._unsent: list[tuple[Fragment, str, int, Rule]] = []
+        # The fragment in whose comparison the next agreement begins. None: the ranks have agreed.
+        self.agrees_at: int | None = 0
+        self._opening: Round | None = None  # That comparison, if it is under way.
         self._is_lent = False  # The model has the global parameters.
         self._rounds = Rounds(_client.current(), caller, name, process_set)
         _client.call_when_replaced(self._use)
+        self._all.add(self)
 
     def _use(self, client: Client) -> None:
         """Goes on with `client`, the process's new one. What is not applied yet comes to nothing:
         it is a part of the next differences.
         """
-        self._rounds.client = client
-        self._flights = []
-        self._has_agreed = False
+        self._rounds.use(client)
+        self._go_apart()
+
+    def end(self) -> None:
+        """Ends the steps: the optimizer goes on without them."""
+        self._leave()
+        self._all.discard(self)
+
+    def _leave(self) -> None:
+        """Leaves what is under way."""
+        self._unsent = []
+        while self._flights:
+            self._flights.pop().drop()
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._optimizer_ref()
+        assert optimizer is not None
+        return optimizer
 
     def _take_in(self) -> list[Part]:
         """Returns the parts of the optimizer's parameters that have none yet, in the model's order."""
@@ -95,18 +120,25 @@ class LocalSteps:
     def add(self) -> None:
         """Takes in parameters that the optimizer has got, at all ranks alike."""
         self._fragments[-1].parts += self._take_in()
+        self.agree_anew()
+
+    def agree_anew(self) -> None:
+        """Has the ranks agree in the next step. All ranks call it after the same step."""
+        if self.agrees_at is None:
+            self.agrees_at = self.rule.next_sent(self.steps)
 
     @property
     def is_synchronized(self) -> bool:
         """Whether each parameter is the global one."""
+        if self.agrees_at is not None:
+            return False
         return not self._flights and not any(each.moved for each in self._fragments)
 
     def shared(self) -> Iterator[tuple[str, torch.nn.Parameter, list[torch.Tensor]]]:
         """Yields each parameter that takes part, and what all ranks have alike of it."""
         for part in self._parts.values():
             if part.x0 is not None:
-                kept = (part.x0, part.momentum)
-                yield part.name, part.parameter, [each for each in kept if each is not None]
+                yield part.name, part.parameter, part.kept
 
     # ----- Steps -----
 
@@ -116,97 +148,159 @@ class LocalSteps:
                 f"{self._caller}: step() within global_parameters(), where the model has other "
                 "parameters than this rank's: make steps outside of it"
             )
-        if not self._has_agreed:
-            # Ranks that have begun at different times have got one state.
-            if not membership_of(self._rounds.client).began_apart:
-                self._agree()
-            self._has_agreed = True
-        self._begin_thawed()
-
-    def _begin_thawed(self) -> None:
+        self._go_on()
+        thawed = [p for p in self._parts.values() if p.x0 is None and p.parameter.requires_grad]
+        if thawed:
+            self.agree_anew()
+        self._agree()
         with torch.no_grad():
-            for part in self._parts.values():
-                if part.x0 is None and part.parameter.requires_grad:
+            for part in thawed:
+                if part.x0 is None:
                     part.begin()
 
     def after_step(self) -> None:
         """Counts a step. Applies what is due, and sends what is due."""
-        self.steps += 1
-        for fragment in self._fragments:
-            fragment.moved = True
-        self._apply_due()
-        for number in self.rule.sent_after(self.steps):
-            text = f"step {self.steps}"
-            self._send(self._fragments[number], text, self.steps + self.rule.delay)
-        if self.rule.delay == 0:
-            self._apply_due()
+        with _interrupts.held:
+            self.steps += 1
+            for fragment in self._fragments:
+                fragment.moved = True
+            text, due = f"step {self.steps}", self.steps + self.rule.delay
+            numbers = self.rule.sent_after(self.steps)
+            self._unsent = [(self._fragments[n], text, due, self.rule) for n in numbers]
+        self._go_on()
 
     def flush(self) -> None:
         """Makes the parameters of all ranks equal."""
         if self._is_lent:
             raise InvalidArgument(f"{self._caller}: flush() within global_parameters()")
+        self._go_on()
+        self._agree()
         while self._flights:
-            self._apply(self._flights[0], self.rule)
-        plain = Rule(self.rule.every)
-        for fragment in self._fragments:
-            if fragment.moved:
-                self._send(fragment, f"flush() after step {self.steps}", self.steps)
-        while self._flights:
-            self._apply(self._flights[0], plain)
+            self._apply(self._flights[0])
+        text, plain = f"flush() after step {self.steps}", Rule(self.rule.every)
+        moved = [fragment for fragment in self._fragments if fragment.moved]
+        self._unsent = [(fragment, text, self.steps, plain) for fragment in moved]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Applies what is due, and sends what is to be sent. If an interrupt ends that, the next
+        call does the rest: other ranks wait for it.
+        """
+        for flight in list(self._flights):
+            self._launch(flight)
+        self._apply_due()
+        while self._unsent:
+            flight = self._prepared(*self._unsent[0])
+            with _interrupts.held:
+                del self._unsent[0]
+                self._flights.append(flight)
+            self._launch(flight)
+        self._apply_due()
 
     def _apply_due(self) -> None:
         for flight in [each for each in self._flights if each.due <= self.steps]:
-            self._apply(flight, self.rule)
+            self._apply(flight)
 
-    def _others(self, fragment: Fragment) -> list[torch.Tensor]:
+    @contextlib.contextmanager
+    def _dropped_on_error(self, flight: Flight) -> Iterator[None]:
+        """Drops the flight if its rounds fail: what the fragment has moved by is then a part of its
+        next difference. An interrupt fails nothing.
+        """
+        try:
+            yield
+        except TalwegError as error:
+            self._unsent = []
+            self._flights.remove(flight)
+            flight.drop()
+            if isinstance(error, Mismatch):
+                self._go_apart()
+            raise
+
+    def _go_apart(self) -> None:
+        """Has ranks agree, which have all found that they differ, if the program goes on."""
+        self._leave()
+        self._opening, self.agrees_at = None, 0
+
+    def _launch(self, flight: Flight) -> None:
+        with self._dropped_on_error(flight):
+            flight.launch()
+
+    def _take(self, flight: Flight) -> None:
+        with self._dropped_on_error(flight):
+            flight.take()
+
+    def _others(self, fragment: Fragment) -> Others:
         """Returns the tensors that become their means when the fragment is applied."""
+        parts = fragment.active
         if fragment is not self._fragments[-1]:
-            return []
+            return Others([], {}, parts)
         buffers = buffers_of(self._model) if self.rule.average_buffers else []
-        state = state_of(self._optimizer, fragment.active) if self.rule.average_state else []
-        return [*buffers, *state]
+        state = state_of(self._optimizer, parts) if self.rule.average_state else {}
+        return Others(buffers, state, parts)
 
-    @torch.no_grad()
-    def _send(self, fragment: Fragment, what: str, due: int) -> None:
+    def _prepared(self, fragment: Fragment, what: str, due: int, rule: Rule) -> Flight:
+        """Returns the flight of a fragment, whose rounds launch() starts."""
         rounds, parts, others = self._rounds, fragment.active, self._others(fragment)
-        shapes = [list(each.shape) for each in others]
+        shapes = [list(each.shape) for each in others.buffers]
         names = "\0".join([*map(str, parts), str(shapes)])
         having = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
         text = (
-            f"{what}, fragment {fragment.number} with {len(parts)} parameters and {len(others)} "
-            f"buffers and tensors of state ({having})"
+            f"{what}, fragment {fragment.number} with {len(parts)} parameters and "
+            f"{len(others.buffers)} buffers ({having})"
         )
-        waits = [rounds.compare(text, f"alike.{fragment.number}")]
-        buffer, means = torch.empty(0), None
-        if parts:
-            buffer = fragment.buffer(parts)
-            for part, elements in slices_of(parts, buffer):
+        is_flush = rule is not self.rule
+        shared = ""
+        if is_flush or rule.compares_shared(fragment.number, self.steps):
+            shared = f"{agreement.digest_of(each for part in parts for each in part.kept):016x}"
+        average = fragment.buffer(parts) if parts else torch.empty(0)
+        flight = Flight(fragment.number, due, rule, parts, average, None, others)
+        comparison: Comparison | None = None
+
+        def send_comparison() -> Round:
+            nonlocal comparison
+            comparison = rounds.compare(
+                text, f"alike.{fragment.number}", shared, str(sorted(others.layout.items()))
+            )
+            return comparison
+
+        @torch.no_grad()
+        def send_differences() -> Round:
+            for part, elements in slices_of(parts, average):
                 part.difference(elements)
-            handle = rounds.average(buffer, f"fragment.{fragment.number}")
-            waits.append(lambda: rounds.finish(handle))
-        if others:
-            means = gathered(others)
-            means_handle = rounds.average(means, "means")
-            waits.append(lambda: rounds.finish(means_handle))
+            return rounds.average(average, f"fragment.{fragment.number}")
 
-        def wait() -> None:
-            for each in waits:
-                each()
+        @torch.no_grad()
+        def send_others() -> Round | None:
+            if self.rule.average_state:
+                assert comparison is not None
+                comparison.finish()
+                if comparison.layouts_differ:
+                    told = rounds.tell(others.layout, f"state.{fragment.number}")
+                    others.complete(told, rounds.title)
+            numbers = others.numbers()
+            if numbers.numel() == 0:
+                return None
+            flight.means = numbers
+            return rounds.average(numbers, "means")
 
-        self._flights.append(Flight(fragment.number, due, parts, buffer, means, wait))
+        flight.starts.append(send_comparison)
+        if parts:
+            flight.starts.append(send_differences)
+        flight.starts.append(send_others)
+        return flight
 
     @torch.no_grad()
-    def _apply(self, flight: Flight, rule: Rule) -> None:
-        # If it fails, what the fragment has moved by is a part of its next difference.
-        self._flights.remove(flight)
-        flight.take()
-        fragment = self._fragments[flight.fragment]
-        for part, mean in slices_of(flight.parts, flight.average):
-            part.make_outer_step(mean, rule)
-            part.put(rule.mix)
-        if flight.means is not None:
-            put_back(self._others(fragment), flight.means, rule.mix)
-        fragment.moved = rule.mix > 0
+    def _apply(self, flight: Flight) -> None:
+        self._take(flight)
+        fragment, rule = self._fragments[flight.fragment], flight.rule
+        with _interrupts.held:  # All of it is applied, or nothing.
+            self._flights.remove(flight)
+            for part, mean in slices_of(flight.parts, flight.average):
+                part.make_outer_step(mean, rule)
+                part.put(rule.mix)
+            if flight.means is not None:
+                (flight.others or self._others(fragment)).put(flight.means, rule.mix)
+            fragment.moved = rule.mix > 0
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[None]:
@@ -216,76 +310,93 @@ class LocalSteps:
         parts = [part for part in self._parts.values() if part.x0 is not None]
         own = [part.local.clone() for part in parts]
         self._is_lent = True
+        changed: list[str] = []
         try:
             with torch.no_grad():
                 for part in parts:
                     part.put(0)
             yield
+            changed = [p.name for p in parts if not p.has(p.shared.to(p.local.dtype))]
         finally:
             with torch.no_grad():
                 for part, mine in zip(parts, own):
                     part.local.copy_(mine)
             self._is_lent = False
+        if changed:
+            raise InvalidArgument(
+                f"{self._caller}: parameter '{changed[0]}' has been changed within "
+                "global_parameters(), and has this rank's values again: load and change parameters "
+                "outside of it"
+            )
 
-    # ----- The first step -----
+    # ----- Agreements -----
 
     def _agree(self) -> None:
-        """Compares what ranks must have alike. Ranks that begin with something else take what the
-        lowest rank has that has loaded a state, or else the lowest rank.
+        """Makes ranks alike, unless they have agreed. Those that begin with something else take
+        what the lowest rank has that has loaded a state, or else the lowest rank.
         """
-        rounds = self._rounds
-        if rounds.group.size == 1:
+        if self.agrees_at is None:
             return
-        has_begun = any(part.x0 is not None for part in self._parts.values())
-        names = [str(part) for part in self._parts.values()]
+        if self._rounds.group.size > 1:
+            try:
+                self._open()
+                self._make_alike()
+            except TalwegError:
+                self._go_apart()
+                raise
+        self._opening = self.agrees_at = None
+
+    def _open(self) -> None:
+        """Returns when all ranks are about to agree. Raises Mismatch if one is not."""
+        if self._opening is None:
+            with _interrupts.held:
+                self._opening = self._rounds.compare(
+                    "the agreement after the optimizer was made, has loaded a state or has got "
+                    "parameters",
+                    f"alike.{self.agrees_at}",
+                )
+        self._opening.finish()
+
+    def _make_alike(self) -> None:
+        rounds, parts = self._rounds, list(self._parts.values())
+        has_begun = any(part.x0 is not None for part in parts)
+        others = self._others_of_model()
+        names = [*map(str, parts), *(agreement.describe(*each) for each in others)]
         having = hashlib.blake2b("\0".join(names).encode()).hexdigest()
-        told = rounds.tell((self.rule.values(), having, has_begun, self._digest()), "agree")
-        self._compare([(rank, each[0]) for rank, each in told])
+        text = "\0".join([str(self.steps), *(part.name for part in parts if part.x0 is not None)])
+        shared = agreement.digest_of((each for part in parts for each in part.kept), text)
+        fresh = [part.parameter for part in parts if part.x0 is None]
+        everything = [*(part.parameter for part in parts), *(each for _, each in others)]
+        if not has_begun:
+            fresh = everything
+        own = (self.rule.values(), having, has_begun, shared, agreement.digest_of(fresh))
+        told = rounds.tell(own, "agree")
+        agreement.require_same_arguments(rounds, [(rank, each[0]) for rank, each in told])
         if len({each[1] for _, each in told}) > 1:
-            self._raise_names(rounds.tell(names, "names"))
-        if len({each[2:] for _, each in told}) > 1:
+            agreement.raise_names(rounds, rounds.tell(names, "names"))
+        if len({each[2:4] for _, each in told}) > 1:
             roots = [rank for rank, each in told if each[2]] or [rank for rank, _ in told]
             self._take_over(roots[0])
+            agreement.broadcast(rounds, everything, "begin", roots[0])
+        elif len({each[4] for _, each in told}) > 1:
+            agreement.broadcast(rounds, fresh, "begin", told[0][0])
 
-    def _compare(self, told: list[tuple[int, dict[str, Any]]]) -> None:
-        if all(each == told[0][1] for _, each in told):
-            return
-        (one, _), (other, theirs) = first_that_differ(told)
-        differs = Rule(**told[0][1]).difference(theirs)
-        assert differs is not None
-        raise Mismatch(
-            f"{self._rounds.title}: rank {one} has {differs[0]}, and rank {other} has {differs[1]}: "
-            "give all ranks the same arguments"
-        )
+    def _others_of_model(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns the model's parameters that no optimizer with local steps has, and its buffers."""
+        if len(self._all) > 1:
+            gc.collect()  # Ranks must not differ in which dropped optimizers they still have.
+        taken = {p for each in self._all if each is not self for p in each._parts}
+        return [
+            *(
+                (name, each)
+                for name, each in self._model.named_parameters()
+                if each not in self._parts and each not in taken and agreement.is_dense(each)
+            ),
+            *agreement.buffers_of_all_kinds(self._model),
+        ]
 
-    def _raise_names(self, told: list[tuple[int, list[str]]]) -> None:
-        (one, names), (other, theirs) = first_that_differ(told)
-        place = next(
-            (i for i, pair in enumerate(zip(names, theirs)) if pair[0] != pair[1]),
-            min(len(names), len(theirs)),
-        )
-        here, there = (
-            each[place] if place < len(each) else "no more parameters" for each in (names, theirs)
-        )
-        raise Mismatch(
-            f"{self._rounds.title}: rank {one} has {here} where rank {other} has {there}: build the "
-            "same model at every rank, and give the optimizer the same parameters"
-        )
-
-    def _digest(self) -> int:
-        """Returns a digest of what all ranks must begin with."""
-        total = Digest()
-        total.update(str(self.steps).encode())
-        for part in self._parts.values():
-            for each in (part.local,) if part.x0 is None else (part.x0, part.momentum):
-                if each is not None:
-                    host = each.cpu().contiguous().reshape(-1)
-                    total.update(host.view(torch.uint8).numpy().data)
-        return total.value
-
-    @torch.no_grad()
     def _take_over(self, root: int) -> None:
-        """Takes over what the root begins with."""
+        """Takes over the root's state."""
         rounds = self._rounds
         is_root = rounds.client.rank == root
         told = self.state_dict() if is_root else None
@@ -295,26 +406,14 @@ class LocalSteps:
         own = objects.broadcast_object(rounds.client, told, root, name, rounds.process_set)
         if not is_root:
             self.load_state_dict(own)
-        for fragment in self._fragments:
-            buffer = fragment.buffer(fragment.parts)
-            for part, elements in slices_of(fragment.parts, buffer):
-                elements.view(part.local.shape).copy_(part.local)
-            rounds.broadcast(buffer, f"begin.{fragment.number}", root)
-            for part, elements in slices_of(fragment.parts, buffer):
-                part.local.copy_(elements.view(part.local.shape))
-            buffer.zero_()
-        buffers = buffers_of(self._model)
-        if buffers:
-            numbers = gathered(buffers)
-            rounds.broadcast(numbers, "begin.buffers", root)
-            put_back(buffers, numbers, 0)
 
     # ----- Checkpoints -----
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a rank needs to go on, beside the model and the optimizer's own state."""
-        for flight in self._flights:
-            flight.take()
+        self._go_on()
+        for flight in list(self._flights):
+            self._take(flight)
         return {
             "arguments": self.rule.values(),
             "steps": self.steps,
@@ -338,15 +437,9 @@ class LocalSteps:
             ],
         }
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
-        self._flights = []
+    def require_fits(self, state: dict[str, Any] | None) -> None:
+        """Raises Mismatch or InvalidArgument for a state that cannot be loaded. Changes nothing."""
         if state is None:
-            self.steps = 0
-            for part in self._parts.values():
-                part.x0 = part.momentum = None
-            for fragment in self._fragments:
-                fragment.moved = False
             return
         differs = self.rule.difference(state["arguments"])
         if differs is not None:
@@ -362,6 +455,25 @@ class LocalSteps:
                     f"{self._rounds.title}: the state that is loaded has the parameter '{name}', which "
                     "the optimizer has not: load the state of the same model"
                 )
+        for name, values in state["parameters"].items():
+            known[name].require_fits(**values)
+        for flight in state["flights"]:
+            for name, mean in flight["parameters"].items():
+                known[name].require_count(mean)
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Goes on from a state_dict(). None: begins anew with the parameters of the next step."""
+        self.require_fits(state)
+        self._leave()
+        self.agree_anew()
+        if state is None:
+            self.steps = 0
+            for part in self._parts.values():
+                part.x0 = part.momentum = None
+            for fragment in self._fragments:
+                fragment.moved = False
+            return
+        known = {part.name: part for part in self._parts.values()}
         nothing = {"x0": None, "momentum": None}
         for name, part in known.items():
             part.load(**state["parameters"].get(name, nothing))
@@ -379,7 +491,7 @@ class LocalSteps:
                 elements.copy_(told["parameters"][part.name])
         means = told["means"]
         means = None if means is None else means.detach().to("cpu", torch.float64, copy=True)
-        return Flight(told["fragment"], told["due"], parts, average, means, None)
+        return Flight(told["fragment"], told["due"], self.rule, parts, average, means)
 
 
 def _on_host(value: Any) -> Any:

@@ -70,7 +70,9 @@ class _DistributedMethods:
         self._talweg.exchange.on_zero_grad()
 
     def left_out_count(self) -> int:
-        """Returns how many steps went on without a gradient of this rank; see `patience`."""
+        """Returns how often rounds went on without that gradient of this rank that was left out
+        most often; see `patience`.
+        """
         return self._talweg.left_out_count()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -243,12 +245,13 @@ def DistributedOptimizer(
     step() gradients are gone, as after zero_grad().
 
     `patience`, in seconds, from 0.001 to 65, lets steps go on without late ranks
-    (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient, the others have so
-    long to come. Then the average is made without the ranks that are late, and divides by all
-    ranks. What a late rank gave is added to its gradient of the next step. left_out_count() says
-    how often that was so. Gradients of GradScaler keep the scale that they were computed with: what
-    comes late is divided by the next step's. So keep the scale fixed (growth_interval=2**31 - 1, and
-    choose init_scale so that no gradient overflows), or leave out patience or GradScaler.
+    (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient (in a job of one
+    node: half of the ranks), the others have so long to come. Then the average is made without the
+    ranks that are late, and divides by all ranks. What a late rank gave is added to its gradient of
+    the next step. left_out_count() says how often that was so. Gradients of GradScaler keep the
+    scale that they were computed with: what comes late is divided by the next step's. So keep the
+    scale fixed (growth_interval=2**31 - 1, and choose init_scale so that no gradient overflows), or
+    leave out patience or GradScaler.
     """
     named = name_parameters(optimizer, named_parameters)
     patience_ms = milliseconds_of(patience)
@@ -299,7 +302,19 @@ def distribute(
 
 
 def take_back(optimizer: Any) -> None:
-    """Undoes an earlier distribute() of `optimizer`."""
+    """Undoes an earlier distribute() of `optimizer`. Raises InvalidArgument if it makes local steps:
+    then ranks may have different parameters, and a gradient says nothing of that.
+    """
+    if "_talweg_local" in vars(optimizer):
+        raise InvalidArgument(
+            "this optimizer makes local steps (LocalSGD or DiLoCo): call its flush() at all ranks, and "
+            "make a plain optimizer to distribute"
+        )
+    undo(optimizer)
+
+
+def undo(optimizer: Any) -> None:
+    """Makes the optimizer the plain one that it was."""
     original = vars(optimizer).get("_talweg_original")
     if original is None:
         return

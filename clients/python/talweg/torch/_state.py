@@ -222,3 +222,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         # To host memory first, and not to the root's GPU. The optimizer moves it to its own device.
         state = torch.load(io.BytesIO(data.data), map_location="cpu", weights_only=True)
         optimizer.load_state_dict(state)
+    local_steps = vars(optimizer).get("_talweg_local")
+    if local_steps is not None:
+        local_steps.agree_anew()  # As load_state_dict() has the other ranks do.

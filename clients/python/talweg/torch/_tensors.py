@@ -290,7 +290,8 @@ def declare(
     the first call of the name raises Mismatch at every rank, and after it the name is usable again.
 
     `patience`, in seconds, lets rounds of a sum or an average of float32 or float64 in host memory
-    go on without late ranks (docs/collectives.md, "Late ranks").
+    go on without late ranks (docs/collectives.md, "Late ranks"). All ranks then call declare() with
+    the same patience before the first round of the name.
     """
     client, op = _client.current(), op_of(op)
     require_tensor(tensor)
@@ -307,6 +308,7 @@ def declare(
     wire_name = name + group.suffix
     if not client.tensors.is_free(wire_name):
         declaration = replace(declaration, ranks=group.listed)
+        client.tensors.require_patience(wire_name, declaration.patience_ms)
         client.tensors.declare_early(wire_name, declaration, priority)
 
 

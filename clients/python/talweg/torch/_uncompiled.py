@@ -80,8 +80,8 @@ def keep_out_of_graphs(*members: Any) -> None:
 
 
 def leave_calls_uncompiled(module: dict[str, Any], *questions: str) -> None:
-    """Has torch run the calls of a framework's module without compiling them, and all modules of
-    Talweg that are imported by now.
+    """Has torch compile neither the calls of a framework's module nor the modules of Talweg that
+    are imported by now: it runs them as they are.
 
     `module` is the namespace of that module. torch may compile the functions named in `questions`.
     """

@@ -211,6 +211,11 @@ class Pending(dist.Work):
         if failure is not None:
             raise failure
 
+    def boxed(self) -> Any:
+        """Returns torch's script object of this work, which keeps no Python object."""
+        self._group.kept.add(self)
+        return super().boxed()
+
     def source_rank(self) -> int:
         """The rank in the group that sent what this call received."""
         return self._source

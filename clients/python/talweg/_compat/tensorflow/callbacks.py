@@ -49,7 +49,8 @@ def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
     """Returns the classes LearningRateScheduleCallback and LearningRateWarmupCallback.
 
     The rate is Horovod's first argument and BytePS's last. If the multiplier is a number, Horovod
-    takes it as the decay per epoch, and BytePS as the factor of the first rate.
+    takes it as the decay per epoch, and BytePS as the factor of the first rate. Horovod needs the
+    rate, and BytePS takes the optimizer's. What Horovod prints, rank 0 prints alone.
     """
     base: Any = keras.callbacks.Callback
     if rate_is_last:
@@ -101,7 +102,12 @@ def schedules(keras: Any, rate_is_last: bool) -> tuple[type, type]:
     class Schedule(_keras.LearningRateSchedule, base):
         """Multiplies the learning rate from `start_epoch` to `end_epoch`, by epoch or by batch."""
 
+        needs_rate = True
+
     class Warmup(_keras.LearningRateWarmup, base):
         """Raises the learning rate to that of all ranks, in some epochs."""
+
+        needs_rate = True
+        first_rank_prints = True
 
     return Schedule, Warmup

@@ -18,8 +18,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
-        if fused not in (False, None):
-            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if fused is None or fused:
+            raise ValueError(f"SyncBatchNormalization does not support fused={fused}: leave it out")
         kwargs.setdefault("name", None)
         super().__init__(**kwargs)
 

@@ -46,7 +46,10 @@ def init(lazy: bool = True) -> None:
     log = logger("byteps", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
     if _says(environment):
         TABLE.say(environment, log)
-    if environment.get("BYTEPS_DEBUG_SAMPLE_TENSOR"):
+        _job.say_values(environment, log)
+    if environment.get("BYTEPS_DEBUG_SAMPLE_TENSOR") or TABLE.switch(
+        environment, "BYTEPS_TRACE_ON"
+    ):
         # TensorFlow's kernel pushes by itself, where this module cannot see the pushes.
         os.environ.setdefault("TALWEG_TENSORFLOW_OPS", "python")
     session.forget()

@@ -17,7 +17,7 @@ from talweg._client import session
 from talweg._compat.environment import logger
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Unsupported
-from talweg.horovod._environment import LOG_LEVELS, TABLE, agent_variables
+from talweg.horovod._environment import LOG_LEVELS, TABLE, agent_variables, says
 from talweg.horovod.common import joining
 from talweg.horovod.common import process_sets as sets
 from talweg.horovod.common.exceptions import HorovodInternalError
@@ -58,10 +58,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     level = LOG_LEVELS[TABLE.value(os.environ, "HOROVOD_LOG_LEVEL").lower()]
     hides_time = TABLE.switch(os.environ, "HOROVOD_LOG_HIDE_TIME")
     log = logger("horovod", level, hides_time)
-    TABLE.say(os.environ, log)
+    if says(os.environ):
+        TABLE.say(os.environ, log)
     _tell_agent(log)
     talweg.init(timeout_s=float(TABLE.number(os.environ, "HOROVOD_START_TIMEOUT")))
     _check_comm(comm)
+    _check_elastic()
     nodes: list[int] | None = None
     if not _client.current().nodes_change:
         sizes = talweg.all_gather_object(talweg.local_size(), "horovod.places")
@@ -85,7 +87,7 @@ def _tell_agent(log: logging.Logger) -> None:
     missing = [f"{name}={value}" for name, value in told.items() if name not in os.environ]
     if "TALWEG_AGENT_SOCKET" not in os.environ:
         os.environ.update(told)
-    elif missing:
+    elif missing and says(os.environ):
         log.warning(
             "HOROVOD_STALL_* is not known to this node's agent, which runs already: start the job by "
             "horovodrun, or with %s",
@@ -98,6 +100,16 @@ def _tell_numbers() -> None:
     if "HOROVOD_LOCAL_RANK" in os.environ:
         os.environ["HOROVOD_RANK"] = str(talweg.rank())
         os.environ["HOROVOD_SIZE"] = str(talweg.size())
+
+
+def _check_elastic() -> None:
+    """Raises Unsupported for a program that counts on nodes which come and go, where none do."""
+    if TABLE.switch(os.environ, "HOROVOD_ELASTIC") and not _client.current().nodes_change:
+        raise Unsupported(
+            f"HOROVOD_ELASTIC={os.environ['HOROVOD_ELASTIC']}, and this job's nodes stay: start the "
+            "program by horovodrun --min-np, or talweg run --loss-policy=continue, with which the "
+            "other nodes go on after a loss"
+        )
 
 
 def _check_comm(comm: Any) -> None:

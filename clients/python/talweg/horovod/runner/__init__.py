@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,19 @@ from talweg import _programs
 from talweg._node import hosts, listed_hosts
 from talweg.errors import InvalidArgument, TalwegError
 from talweg.horovod import __version__
-from talweg.horovod._environment import TABLE, agent_variables
+from talweg.horovod._environment import TABLE, agent_variables, launcher_variables
 from talweg.horovod._run import WITHOUT_MPI, run
 from talweg.horovod.runner._output import Output
-from talweg.horovod.runner._variables import add_options, attribute, variables_of
+from talweg.horovod.runner._parser import attribute, parser
+from talweg.horovod.runner._variables import variables_of
 from talweg.horovod.runner.common.util import config_parser
+from talweg.horovod.runner.elastic import driver
+from talweg.horovod.runner.util.network import filter_local_addresses
 
 __all__ = ["main", "run"]
 
-# The attributes of options that choose how Horovod's own launcher reaches ranks. No effect here.
-_UNUSED_SWITCHES = {
-    "--disable-cache": "disable_cache",
-    "--gloo": "use_gloo",
-    "--mpi": "use_mpi",
-    "--jsrun": "use_jsrun",
-    "--tcp": "tcp_flag",
-}
-_UNUSED_VALUES = ["--mpi-args", "--binding-args"]
 # Those that say how Horovod runs over MPI. A user may wait for what they do.
-_OF_MPI = ("--mpi", "--jsrun", "--tcp", *_UNUSED_VALUES)
+_OF_MPI = ("--mpi", "--jsrun", "--tcp", "--mpi-args", "--binding-args")
 # Each of these makes a job elastic. The others only set more of an elastic job.
 _ELASTIC_SWITCHES = ("--min-np", "--host-discovery-script")
 _ELASTIC_NUMBERS = {
@@ -45,74 +38,7 @@ _ELASTIC_NUMBERS = {
     "--reset-limit": "--host-changes-max",
 }
 _TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
-
-
-class _AddNames(argparse.Action):
-    """Adds names to those that the option has already."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, f"{before},{values}" if before else values)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="horovodrun", description=__doc__, allow_abbrev=False)
-    parser.add_argument("-v", "--version", action="version", version=__version__)
-    parser.add_argument("-cb", "--check-build", action="store_true", help="show what is there")
-    parser.add_argument("-np", "--num-proc", type=int, help="number of ranks")
-    parser.add_argument("-H", "--hosts", help="host:slots,...; ranks fill them in order")
-    parser.add_argument("-hostfile", "--hostfile", help="a file of lines `host slots=n`")
-    parser.add_argument("-p", "--ssh-port", type=int, help="the port of sshd on other hosts")
-    parser.add_argument("-i", "--ssh-identity-file", help="the key for other hosts")
-    parser.add_argument(
-        "--network-interface",
-        "--network-interfaces",
-        dest="network_interfaces",
-        action=_AddNames,
-        help="names with commas between them, or the option several times. The first interface "
-        "that a host has carries the data",
-    )
-    parser.add_argument("--verbose", action="store_true", help="show what is started")
-    parser.add_argument("--output-filename", help="directory for rank.NN/stdout and stderr")
-    parser.add_argument("--config-file", help="a YAML file of options; those given here win")
-    parser.add_argument(
-        "-prefix-timestamp",
-        "--prefix-output-with-timestamp",
-        action="store_true",
-        help="lines of output begin with the time",
-    )
-    add_options(parser)
-    for option, name in _UNUSED_SWITCHES.items():
-        parser.add_argument(option, dest=name, action="store_true", help="no effect")
-    for option in _UNUSED_VALUES:
-        parser.add_argument(option, help="no effect")
-    parser.add_argument(
-        "--min-np", "--min-num-proc", type=int, help="the lowest number of ranks of an elastic job"
-    )
-    parser.add_argument("--max-np", "--max-num-proc", type=int, help="the highest number of ranks")
-    parser.add_argument(
-        "--host-discovery-script", help="a program that prints lines host:slots; runs each second"
-    )
-    parser.add_argument(
-        # Horovod's documentation uses both.
-        *("--slots-per-host", "--slots"),
-        type=int,
-        help="the slots of hosts that are named without slots",
-    )
-    parser.add_argument(
-        "--elastic-timeout", type=int, help="how many seconds ranks may be too few. Default: 600."
-    )
-    parser.add_argument("--reset-limit", type=int, help="how often hosts may come or go")
-    parser.add_argument(
-        "--blacklist-cooldown-range",
-        type=int,
-        nargs=2,
-        metavar=("MIN", "MAX"),
-        help="seconds after which a host that has failed is used again",
-    )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
-    parser.set_defaults(executable=None)  # The Python of ranks that horovod.run() starts.
-    return parser
+_WAIT_S = 600  # What `talweg run` waits unless it is told.
 
 
 def _hosts(options: Any) -> list[listed_hosts.Host]:
@@ -127,7 +53,9 @@ def _hosts(options: Any) -> list[listed_hosts.Host]:
             ) from None
         return listed_hosts.parse_lines(text, f"--hostfile={options.hostfile}")
     slots: dict[str, int] = {}
-    for host in listed_hosts.parse_hosts(options.hosts or f"localhost:{options.num_proc}"):
+    told = options.hosts or f"localhost:{options.num_proc}"
+    default = (options.slots or 1) if is_elastic(options) else 1
+    for host in listed_hosts.parse_hosts(told, default):
         slots[host.name] = slots.get(host.name, 0) + host.slots
     return [listed_hosts.Host(name, count) for name, count in slots.items()]
 
@@ -160,11 +88,11 @@ def is_elastic(options: Any) -> bool:
 
 
 def _check_elastic(options: Any) -> None:
-    least, most = options.min_np, options.max_np
+    least, most = options.min_num_proc, options.max_num_proc
     for name, value, lowest in (
         ("--min-np", least, 1),
         ("--max-np", most, 1),
-        ("--slots-per-host", options.slots_per_host, 1),
+        ("--slots-per-host", options.slots, 1),
         ("--elastic-timeout", options.elastic_timeout, 0),
         ("--reset-limit", options.reset_limit, 0),
     ):
@@ -183,7 +111,7 @@ def _check_elastic(options: Any) -> None:
         raise InvalidArgument(
             "--host-discovery-script and --hosts or --hostfile are given: give one of them"
         )
-    cooldown = options.blacklist_cooldown_range
+    cooldown = options.cooldown_range
     if cooldown and not 1 <= cooldown[0] <= cooldown[1] <= 3600:
         raise InvalidArgument(
             f"--blacklist-cooldown-range is {cooldown[0]} {cooldown[1]}; it must be two numbers of "
@@ -195,7 +123,7 @@ def _unused(options: Any) -> dict[str, str]:
     """Returns the options that are given and have no effect, with the reasons."""
 
     def given(name: str) -> bool:
-        value = getattr(options, _UNUSED_SWITCHES.get(name, attribute(name)))
+        value = getattr(options, attribute(name))
         return value is not None and value is not False
 
     reasons = dict.fromkeys(_OF_MPI, WITHOUT_MPI)
@@ -207,7 +135,7 @@ def _unused(options: Any) -> dict[str, str]:
 
 def _elastic_line(options: Any) -> list[str]:
     """Returns the options of `talweg run` for an elastic job."""
-    least = options.min_np if options.min_np is not None else options.num_proc
+    least = options.num_proc if options.min_num_proc is None else options.min_num_proc
     told = {"--ranks": options.num_proc, "--min-ranks": least}
     told |= {there: getattr(options, attribute(here)) for here, there in _ELASTIC_NUMBERS.items()}
     told |= {
@@ -215,14 +143,18 @@ def _elastic_line(options: Any) -> list[str]:
         "--hostfile": options.hostfile,
         "--ssh-port": options.ssh_port,
         "--ssh-identity-file": options.ssh_identity_file,
-        "--network-interfaces": options.network_interfaces,
+        "--network-interfaces": ",".join(_interfaces(options)) or None,
     }
     if options.elastic_timeout is None and os.environ.get(_TIMEOUT):
         told["--hosts-wait-s"] = TABLE.number(os.environ, _TIMEOUT)
-    if options.blacklist_cooldown_range:
-        told["--host-cooldown-s"] = ",".join(map(str, options.blacklist_cooldown_range))
+    elif options.elastic_timeout is None and driver.ELASTIC_TIMEOUT_SECS != _WAIT_S:
+        told["--hosts-wait-s"] = round(driver.ELASTIC_TIMEOUT_SECS)
+    if driver.DISCOVER_HOSTS_FREQUENCY_SECS > 1:
+        told["--hosts-interval-s"] = round(driver.DISCOVER_HOSTS_FREQUENCY_SECS)
+    if options.cooldown_range:
+        told["--host-cooldown-s"] = ",".join(map(str, options.cooldown_range))
     if not options.host_discovery_script and not options.hostfile:
-        told["--hosts"] = options.hosts or f"localhost:{options.num_proc}"
+        told["--hosts"] = ",".join(f"{host.name}:{host.slots}" for host in _hosts(options))
     return [f"{name}={value}" for name, value in told.items() if value is not None]
 
 
@@ -248,12 +180,12 @@ class _HorovodArgs:
 
 def defaults() -> Any:
     """Returns the options as they are if none is given."""
-    return _parser().parse_args([])
+    return parser().parse_args([])
 
 
-def _read(arguments: list[str] | None = None) -> Any:
+def read(arguments: list[str] | None = None) -> Any:
     """Returns a command line's options, and those of its --config-file that the line lacks."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if options.config_file:
         config_parser.set_args_from_config(options, config_parser.read_config(options.config_file))
     return options
@@ -261,12 +193,12 @@ def _read(arguments: list[str] | None = None) -> Any:
 
 def parse(arguments: list[str]) -> Any:
     """Returns the options, checked. The program need not be among the arguments."""
-    options = _read(arguments)
+    options = read(arguments)
     check_options(options)
     return options
 
 
-def launch_of(options: Any) -> hosts.Launch:
+def launch_of(options: Any, environment: Mapping[str, str] | None = None) -> hosts.Launch:
     """Returns the ranks to start, each on its host."""
     dealt = hosts.deal(_hosts(options), options.num_proc)
     return hosts.Launch(
@@ -275,13 +207,13 @@ def launch_of(options: Any) -> hosts.Launch:
         dealt,
         Output(options).say,
         hosts.Ssh(options.ssh_port, options.ssh_identity_file),
-        _environment_of(options),
-        (options.network_interfaces or "").split(","),
+        _environment_of(options, environment),
+        _interfaces(options),
     )
 
 
-def run_on_hosts(options: Any) -> int:
-    launch = launch_of(options)
+def run_on_hosts(options: Any, environment: Mapping[str, str] | None = None) -> int:
+    launch = launch_of(options, environment)
     if options.verbose:
         where = ", ".join(f"{host.name}:{host.slots}" for host in launch.hosts)
         print(f"horovodrun: {shlex.join(options.command)} on {where}", file=sys.stderr)
@@ -296,13 +228,19 @@ def run_on_hosts(options: Any) -> int:
 
 def is_here(options: Any) -> bool:
     """Whether `talweg run` starts all ranks: all hosts are this one, or hosts come and go."""
-    return is_elastic(options) or all(hosts.is_here(host.name) for host in _hosts(options))
+    return is_elastic(options) or not filter_local_addresses(host.name for host in _hosts(options))
+
+
+def _interfaces(options: Any) -> list[str]:
+    """Returns the network interfaces, in the order of the command line."""
+    in_order = getattr(options, "nics_in_order", ())
+    return [*in_order, *sorted(set(options.nics or ()).difference(in_order))]
 
 
 def _require_interfaces(options: Any) -> None:
     """Raises InvalidArgument for a network interface that this host lacks."""
     known = [name for _, name in socket.if_nameindex()]
-    for name in filter(None, (options.network_interfaces or "").split(",")):
+    for name in _interfaces(options):
         if name not in known:
             raise InvalidArgument(
                 f"--network-interfaces names {name}, and this host has {', '.join(known)}"
@@ -327,17 +265,22 @@ def line_here(options: Any) -> list[str]:
     return [_programs.tool(), "run", *told, "--", *_command(options, dealt)]
 
 
-def environment_here(options: Any) -> dict[str, str]:
+def environment_here(options: Any, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the variables of `talweg run`. `environment` is that of the ranks: by default this
+    program's.
+    """
     python = options.executable or sys.executable
-    return {"TALWEG_PYTHON": python, **_environment_of(options)}
+    return {"TALWEG_PYTHON": python, **_environment_of(options, environment)}
 
 
-def _environment_of(options: Any) -> dict[str, str]:
-    environment = {**os.environ, **variables_of(options)}
-    return environment | agent_variables(environment)
+def _environment_of(options: Any, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    environment = {**(os.environ if given is None else given), **variables_of(options)}
+    environment.pop("HOROVOD_ELASTIC", None)  # This job may be another one than this program's.
+    told = launcher_variables(_interfaces(options), is_elastic(options))
+    return {**told, **environment, **agent_variables(environment)}
 
 
-def _build() -> str:
+def build() -> str:
     """Returns the text of --check-build. Programs look for `[X] PyTorch` in it."""
     here = {
         title: importlib.util.find_spec(name) is not None
@@ -358,9 +301,9 @@ def _build() -> str:
 
 def main() -> int:
     try:
-        options = _read()
+        options = read()
         if options.check_build:
-            print(_build())
+            print(build())
             return 0
         check(options)
         for name, why in _unused(options).items():

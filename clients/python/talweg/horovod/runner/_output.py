@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from talweg._node.hosts import end_of
+from talweg.horovod.runner.common.util.safe_shell_exec import line_prefix
 
 
 class Output:
@@ -30,10 +30,10 @@ class Output:
         return self._directory / f"rank.{rank:0{self._digits}d}" / stream
 
     def say(self, rank: int, stream: str, text: str) -> None:
-        before = time.asctime() if self._has_time else ""
         shown = sys.stderr if stream == "stderr" else sys.stdout
         end = end_of(text)
-        print(f"{before}[{rank}]<{stream}>:{text}", file=shown, end=end, flush=True)
+        before = line_prefix(rank, stream, self._has_time)
+        print(f"{before}{text}", file=shown, end=end, flush=True)
         if self._directory:
             # It is opened anew: there may be more ranks than a process may have open files.
             with self._file(rank, stream).open("a") as file:

@@ -21,11 +21,11 @@ NUMBERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "--num-nccl-streams": ("NUM_NCCL_STREAMS", int),
     "--gloo-timeout-seconds": ("GLOO_TIMEOUT_SECONDS", int),
     "--start-timeout": ("START_TIMEOUT", int),
+    "--thread-affinity": ("THREAD_AFFINITY", int),
 }
 TEXTS: Mapping[str, str] = {
     "--autotune-log-file": "AUTOTUNE_LOG",
     "--timeline-filename": "TIMELINE",
-    "--thread-affinity": "THREAD_AFFINITY",
     "--log-level": "LOG_LEVEL",
 }
 # By option: the attribute that it sets, and the value.
@@ -73,8 +73,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=kind, help=text)
     for option in TEXTS:
         parser.add_argument(option, help=text)
+    groups: dict[str, Any] = {}
     for option, (name, value) in SWITCHES.items():
-        parser.add_argument(option, dest=name, action="store_const", const=value, help=text)
+        group = groups.get(name) or parser.add_mutually_exclusive_group()
+        groups[name] = group
+        group.add_argument(option, dest=name, action="store_const", const=value, help=text)
 
 
 def variables_of(options: Any) -> dict[str, str]:

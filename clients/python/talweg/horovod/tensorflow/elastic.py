@@ -59,8 +59,8 @@ def _write(variables: _Variables, arrays: list[np.ndarray]) -> None:
         target.load(array, variables.session)
 
 
-class _State(_elastic.State):
-    """A State whose values may be models, optimizers and variables."""
+class _Shared(_elastic.Shared):
+    """Values that may be models, optimizers and variables."""
 
     def _captured(self, value: Any) -> Any:
         variables = _variables_of(value)
@@ -99,6 +99,10 @@ class _State(_elastic.State):
             trained = [each for each in variables if getattr(each, "trainable", True)]
             for array in _read(_Variables(trained, variables.session)):
                 self._add_to_digest(total, np.asarray(array))
+
+
+class _State(_elastic.State):
+    _kind = _Shared
 
 
 class TensorFlowState(_State):

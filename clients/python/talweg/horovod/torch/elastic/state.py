@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +17,25 @@ from talweg.torch._elastic import Elastic
 __all__ = ["StateHandler", "TorchState", "get_handler_registry", "set_handler_registry"]
 
 
-class TorchState(_elastic.State, Elastic):
+class _Shared(_elastic.Shared, Elastic):
+    def __init__(self, owner: _elastic.State, values: Mapping[str, Any]) -> None:
+        _elastic.Shared.__init__(self, owner, values)
+        self._sampler = None
+
+    def begin(self) -> bool:
+        return talweg.State.begin(self)
+
+    def digest(self) -> int:
+        return Elastic.digest(self) if "model" in self._values else 0
+
+    def replay(self) -> Any:
+        return Elastic.replay(self) if "model" in self._values else None
+
+
+class TorchState(_elastic.State):
     """The State of a model, an optimizer, samplers and other values."""
+
+    _kind = _Shared
 
     def __init__(
         self,
@@ -27,26 +45,19 @@ class TorchState(_elastic.State, Elastic):
     ) -> None:
         named = {"model": model, "optimizer": optimizer}
         given = {name: value for name, value in named.items() if value is not None}
-        self._sampler = None
-        _elastic.State.__init__(self, **given, **kwargs)
-
-    def begin(self) -> bool:
-        return talweg.State.begin(self)
+        super().__init__(**given, **kwargs)
+        for name in named:
+            if name not in given:
+                setattr(self, name, None)
 
     def reset(self) -> None:
-        for value in self._values.values():
+        for value in self._shared.values.values():
             if isinstance(value, ElasticSampler):
                 value.reset()
 
     def sync(self) -> None:
         super().sync()
         self.reset()
-
-    def digest(self) -> int:
-        return Elastic.digest(self) if "model" in self._values else 0
-
-    def replay(self) -> Any:
-        return Elastic.replay(self) if "model" in self._values else None
 
 
 def _refuse_handlers(what: str) -> NoReturn:

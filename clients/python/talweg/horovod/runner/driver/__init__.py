@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's search for common network interfaces. Talweg does not offer it."""
+
+from talweg.horovod._absent import missing
+
+raise missing(
+    "horovod.runner.driver",
+    "let horovodrun or horovod.run(func, num_proc=N, hosts=...) start the ranks",
+)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's meeting point of elastic jobs. Talweg does not offer it."""
+
+from talweg.horovod._absent import missing
+
+raise missing(
+    "horovod.runner.elastic.rendezvous",
+    "let horovodrun --min-np, or horovod.run(func, min_num_proc=N), follow the hosts",
+)

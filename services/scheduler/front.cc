@@ -21,9 +21,6 @@ namespace {
 
 using membership::StreamId;
 
-// A watcher with so many unread messages does not read, and would learn nothing in time.
-constexpr size_t kQueueMax = 4096;
-
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
@@ -38,20 +35,20 @@ grpc::Status Ending() {
 template <typename Response>
 class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Stream<Response> {
  public:
-  // Calls `on_broken` at most once, if the peer is gone before the core ends the stream.
-  explicit WatchReactor(std::function<void()> on_broken)
-      : on_broken_(std::move(on_broken)), self_(this) {}
+  // `on_sent` is called when the peer has taken a message. `on_broken` is called at most once, if
+  // the call is over before the core ends the stream, with the reason of Cut or "".
+  WatchReactor(grpc::CallbackServerContext* context, std::function<void()> on_sent,
+               std::function<void(const std::string& why_cut)> on_broken)
+      : context_(context),
+        on_sent_(std::move(on_sent)),
+        on_broken_(std::move(on_broken)),
+        self_(this) {}
 
   std::shared_ptr<WatchReactor> self() { return self_; }
 
   void Send(Response response) override {
     const std::lock_guard lock(mutex_);
     if (finished_ || ending_) return;
-    if (queue_.size() >= kQueueMax) {
-      FinishLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                                "the watcher does not read its stream"));
-      return;
-    }
     queue_.push_back(std::move(response));
     if (queue_.size() == 1) this->StartWrite(&queue_.front());
   }
@@ -64,17 +61,28 @@ class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Str
     if (queue_.empty()) FinishLocked(*ending_);
   }
 
-  void OnWriteDone(bool ok) override {
+  // gRPC keeps what the peer has not taken until the call is over. Finish would wait for the peer.
+  void Cut(const std::string& why) override {
     const std::lock_guard lock(mutex_);
-    queue_.pop_front();
-    if (finished_) return;
-    if (!ok) {
-      FinishLocked(grpc::Status::CANCELLED);
-    } else if (!queue_.empty()) {
-      this->StartWrite(&queue_.front());
-    } else if (ending_) {
-      FinishLocked(*ending_);
+    why_cut_ = why;
+    if (!done_) context_->TryCancel();
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.pop_front();
+      if (finished_) return;
+      if (!ok) {
+        FinishLocked(grpc::Status::CANCELLED);
+      } else if (!queue_.empty()) {
+        this->StartWrite(&queue_.front());
+      } else if (ending_) {
+        FinishLocked(*ending_);
+      }
+      if (!ok) return;
     }
+    on_sent_();
   }
 
   // The peer has cancelled, or its connection has broken.
@@ -87,6 +95,10 @@ class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Str
   }
 
   void OnDone() override {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
     Broken();
     self_.reset();
   }
@@ -98,16 +110,22 @@ class WatchReactor final : public grpc::ServerWriteReactor<Response>, public Str
   }
 
   void Broken() {
+    std::string why_cut;
     {
       const std::lock_guard lock(mutex_);
       if (ended_by_core_ || std::exchange(broken_, true)) return;
+      why_cut = why_cut_;
     }
-    on_broken_();
+    on_broken_(why_cut);
   }
 
-  const std::function<void()> on_broken_;
+  grpc::CallbackServerContext* const context_;  // gRPC's, until OnDone.
+  const std::function<void()> on_sent_;
+  const std::function<void(const std::string&)> on_broken_;
   std::mutex mutex_;
   std::deque<Response> queue_;  // The front is being written.
+  std::string why_cut_;
+  bool done_ = false;
   std::optional<grpc::Status> ending_;
   bool finished_ = false;
   bool ended_by_core_ = false;
@@ -202,8 +220,12 @@ class Gate {
                                       const Request&)) {
     const StreamId id{++stream_count_};
     auto* reactor = new WatchReactor<Response>(
-        [this, id, shown = rpc::CredentialsAccess::ShownBy(*context, credentials_.get())] {
-          const std::string shut_out = rpc::CredentialsAccess::WhyEnded(shown, credentials_.get());
+        context, [this, id] { post_([id](SchedulerDriver& driver) { driver.OnStreamSent(id); }); },
+        [this, id, shown = rpc::CredentialsAccess::ShownBy(*context, credentials_.get())](
+            const std::string& why_cut) {
+          const std::string shut_out =
+              why_cut.empty() ? rpc::CredentialsAccess::WhyEnded(shown, credentials_.get())
+                              : why_cut;
           post_([id, shut_out](SchedulerDriver& driver) { driver.OnStreamBroken(id, shut_out); });
         });
     std::shared_ptr<WatchReactor<Response>> stream = reactor->self();

@@ -81,6 +81,7 @@ SchedulerDriver::SchedulerDriver(const membership::Config& config, const rpc::Ve
       store_(std::move(store)),
       clock_(clock),
       on_failure_(std::move(on_failure)),
+      watches_({.lease_ns = config.lease_ns}, version),
       started_ns_(clock->NowNs()),
       started_unix_ns_(runtime::UnixNowNs()) {}
 
@@ -109,11 +110,12 @@ absl::Status SchedulerDriver::Perform(const std::vector<Effect>& effects) {
     if (const auto* persist = std::get_if<membership::Persist>(&effect)) {
       TALWEG_RETURN_IF_ERROR(Persist(persist->write));
     } else if (const auto* tell = std::get_if<membership::TellMember>(&effect)) {
-      Tell(*tell);
+      watches_.Tell(*tell, clock_->NowNs());
     } else if (const auto* tell = std::get_if<membership::TellAggregator>(&effect)) {
-      Tell(*tell);
+      watches_.Tell(*tell, clock_->NowNs());
     } else if (const auto* close = std::get_if<membership::CloseStream>(&effect)) {
-      Close(*close);
+      watches_.Close(close->stream, absl::Status(CodeOf(close->why.code), close->why.text),
+                     clock_->NowNs());
     } else {
       telemetry::Log(telemetry::LogLevel::kInfo, std::get<membership::Note>(effect).text);
     }
@@ -134,70 +136,7 @@ absl::Status SchedulerDriver::Persist(const membership::StoreWrite& write) {
   return absl::UnavailableError("the scheduler stops: " + status::StatusText(status));
 }
 
-void SchedulerDriver::Tell(const membership::TellMember& tell) {
-  const auto stream = member_streams_.find(tell.stream);
-  if (stream == member_streams_.end()) return;
-  v1::WatchViewsResponse response;
-  if (const auto* attached = std::get_if<membership::Attached>(&tell.message)) {
-    *response.mutable_attached()->mutable_version() = ToProto(version_);
-    *response.mutable_attached()->mutable_lease_duration() = Lease();
-    response.mutable_attached()->set_quiesce_id(attached->quiesce.value());
-  } else if (const auto* view = std::get_if<membership::SharedView>(&tell.message)) {
-    told_views_.Write(view->pointer(), stream->second.told, response);
-  } else if (const auto* quiesce = std::get_if<membership::Quiesce>(&tell.message)) {
-    response.mutable_quiesce()->set_quiesce_id(quiesce->id.value());
-    response.mutable_quiesce()->set_step(quiesce->step);
-    for (const NodeRank node : quiesce->joining) {
-      response.mutable_quiesce()->add_joining_node_ranks(node.value());
-    }
-  } else if (const auto* cancelled = std::get_if<membership::QuiesceCancelled>(&tell.message)) {
-    response.mutable_quiesce_cancelled()->set_quiesce_id(cancelled->id.value());
-  } else if (const auto* failed = std::get_if<membership::JobFailed>(&tell.message)) {
-    response.mutable_job_failed()->set_text(failed->text);
-  } else {
-    const auto& left = std::get<membership::MemberLeft>(tell.message);
-    *response.mutable_member_left()->mutable_id() = ToProto(left.id);
-    response.mutable_member_left()->set_text(left.text);
-  }
-  stream->second.stream->Send(std::move(response));
-}
-
-void SchedulerDriver::Tell(const membership::TellAggregator& tell) {
-  const auto stream = aggregator_streams_.find(tell.stream);
-  if (stream == aggregator_streams_.end()) return;
-  v1::WatchJobsResponse response;
-  if (std::holds_alternative<membership::Attached>(tell.message)) {
-    *response.mutable_attached()->mutable_version() = ToProto(version_);
-    *response.mutable_attached()->mutable_lease_duration() = Lease();
-  } else if (const auto* job = std::get_if<membership::JobView>(&tell.message)) {
-    told_views_.Write(*job, stream->second.told, response);
-  } else if (const auto* quota = std::get_if<membership::JobQuotaChanged>(&tell.message)) {
-    response.mutable_job_quota()->set_job_id(quota->job.value());
-    *response.mutable_job_quota()->mutable_quota() = ToProto(quota->quota);
-  } else {
-    const auto& closed = std::get<membership::JobClosed>(tell.message);
-    response.mutable_job_closed()->set_job_id(closed.job.value());
-    response.mutable_job_closed()->set_text(closed.text);
-    stream->second.told.views.erase(closed.job);
-  }
-  stream->second.stream->Send(std::move(response));
-}
-
-void SchedulerDriver::Close(const membership::CloseStream& close) {
-  const absl::Status status(CodeOf(close.why.code), close.why.text);
-  if (const auto member = member_streams_.extract(close.stream))
-    member.mapped().stream->End(status);
-  if (const auto aggregator = aggregator_streams_.extract(close.stream)) {
-    aggregator.mapped().stream->End(status);
-  }
-}
-
-void SchedulerDriver::EndStreams(const absl::Status& status) {
-  for (const auto& [id, watch] : member_streams_) watch.stream->End(status);
-  for (const auto& [id, watch] : aggregator_streams_) watch.stream->End(status);
-  member_streams_.clear();
-  aggregator_streams_.clear();
-}
+void SchedulerDriver::EndStreams(const absl::Status& status) { watches_.EndAll(status); }
 
 absl::Status SchedulerDriver::ToStatus(const Answer& answer) {
   if (answer.ok()) return absl::OkStatus();
@@ -346,18 +285,17 @@ void SchedulerDriver::WatchViews(membership::StreamId id,
   absl::Status status = CheckVersion(
       request.version(), "the agent of node " + std::to_string(request.id().node_rank()));
   if (!status.ok()) return stream->End(status);
-  member_streams_[id] = {.stream = stream,
-                         .told = {.member = FromProto(request.id()),
-                                  .takes_changes = request.takes_changes(),
-                                  .takes_aggregator_changes = request.takes_aggregator_changes()}};
+  watches_.Open(id, stream,
+                {.member = FromProto(request.id()),
+                 .takes_changes = request.takes_changes(),
+                 .takes_aggregator_changes = request.takes_aggregator_changes()},
+                request.job_id());
   Answer answer;
   status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnMemberAttached(id, CallerOf(request), RanksWordOf(request), now_ns, out);
   });
   if (status.ok()) status = ToStatus(answer);
-  if (status.ok()) return;
-  member_streams_.erase(id);
-  stream->End(status);
+  if (!status.ok()) watches_.Close(id, status, clock_->NowNs());
 }
 
 // Aggregators -------------------------------------------------------------------------------------
@@ -408,21 +346,18 @@ void SchedulerDriver::WatchJobs(membership::StreamId id,
   for (const auto& job : request.held_jobs()) {
     held.push_back({JobId{job.job_id()}, Epoch{job.epoch()}});
   }
-  aggregator_streams_[id] = {.stream = stream, .told = {.takes_changes = request.takes_changes()}};
+  watches_.Open(id, stream, {.takes_changes = request.takes_changes()});
   Answer answer;
   status = Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     answer = core.OnAggregatorAttached(id, PoolCallerOf(request), held, now_ns, out,
                                        request.knows_standbys());
   });
   if (status.ok()) status = ToStatus(answer);
-  if (status.ok()) return;
-  aggregator_streams_.erase(id);
-  stream->End(status);
+  if (!status.ok()) watches_.Close(id, status, clock_->NowNs());
 }
 
 void SchedulerDriver::OnStreamBroken(membership::StreamId id, const std::string& shut_out) {
-  member_streams_.erase(id);
-  aggregator_streams_.erase(id);
+  watches_.Forget(id, clock_->NowNs());
   // on_failure_ has reported a failure.
   Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     core.OnStreamBroken(id, now_ns, out, shut_out);
@@ -436,6 +371,7 @@ void SchedulerDriver::SetQuotas(membership::Quotas quotas) {
 }
 
 void SchedulerDriver::OnTick() {
+  watches_.OnTick(clock_->NowNs());
   Do([&](SchedulerCore& core, int64_t now_ns, std::vector<Effect>& out) {
     core.OnTick(now_ns, out);
   }).IgnoreError();

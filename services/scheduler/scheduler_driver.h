@@ -21,21 +21,9 @@
 #include "proto/talweg/scheduler/v1/admin.pb.h"
 #include "proto/talweg/scheduler/v1/membership.pb.h"
 #include "proto/talweg/scheduler/v1/pool.pb.h"
-#include "services/scheduler/told_views.h"
+#include "services/scheduler/watches.h"
 
 namespace talweg::scheduler {
-
-// The writing end of one watch call.
-template <typename Response>
-class Stream {
- public:
-  virtual ~Stream() = default;
-  virtual void Send(Response response) = 0;
-  // Ends the stream after all messages. Send must not be called again.
-  virtual void End(const absl::Status& status) = 0;
-};
-using MemberStream = Stream<v1::WatchViewsResponse>;
-using AggregatorStream = Stream<v1::WatchJobsResponse>;
 
 // Passes requests to the scheduler core, and performs the core's effects: first it stores, then it
 // tells the streams. Uses the proto messages, but no gRPC.
@@ -86,6 +74,8 @@ class SchedulerDriver {
 
   // `shut_out`: see SchedulerCore::OnStreamBroken.
   void OnStreamBroken(membership::StreamId id, const std::string& shut_out);
+  // The peer has taken the message that was sent last on this stream.
+  void OnStreamSent(membership::StreamId id) { watches_.OnSent(id, clock_->NowNs()); }
   // Replaces the rules.
   void SetQuotas(membership::Quotas quotas);
   void OnTick();
@@ -93,22 +83,11 @@ class SchedulerDriver {
   void EndStreams(const absl::Status& status);
 
  private:
-  struct MemberWatch {
-    std::shared_ptr<MemberStream> stream;
-    MemberTold told;
-  };
-  struct AggregatorWatch {
-    std::shared_ptr<AggregatorStream> stream;
-    AggregatorTold told;
-  };
   // Runs one event of the scheduler core, and performs its effects. Fails if the store does.
   template <typename Event>
   absl::Status Do(const Event& event);
   absl::Status Perform(const std::vector<membership::Effect>& effects);
   absl::Status Persist(const membership::StoreWrite& write);
-  void Tell(const membership::TellMember& tell);
-  void Tell(const membership::TellAggregator& tell);
-  void Close(const membership::CloseStream& close);
   absl::Status ToStatus(const membership::Answer& answer);
   absl::Status CheckJobSecret(std::string_view method, const std::string& shown,
                               const std::string& who);
@@ -130,9 +109,7 @@ class SchedulerDriver {
   std::optional<membership::SecretHash> job_secret_;
   std::string data_security_ = "any";
   absl::Status failed_;  // The store's failure. After that the driver does nothing.
-  std::map<membership::StreamId, MemberWatch> member_streams_;
-  std::map<membership::StreamId, AggregatorWatch> aggregator_streams_;
-  ToldViews told_views_;
+  Watches watches_;
 
   // For GetScheduler.
   std::string address_;

@@ -46,6 +46,19 @@ bool AllHaveSeeds(const view::View& view) {
                      });
 }
 
+// An entry's numbers, and the key in an aggregator's address.
+constexpr size_t kEntryBytes = 32;
+constexpr size_t kKeyBytes = 128;
+
+size_t AggregatorBytesOf(const view::View& view) {
+  size_t bytes = 0;
+  for (const view::ViewAggregator& aggregator : view.aggregators) {
+    bytes += kEntryBytes + kKeyBytes + aggregator.name.size() + aggregator.data_address.size() +
+             aggregator.host_id.size() + aggregator.admin_address.size();
+  }
+  return bytes;
+}
+
 }  // namespace
 
 void ToldViews::Write(const ViewPointer& view, MemberTold& told, v1::WatchViewsResponse& response) {
@@ -55,15 +68,10 @@ void ToldViews::Write(const ViewPointer& view, MemberTold& told, v1::WatchViewsR
     SetAggregators(*view, told, response.mutable_view());
     return;
   }
-  if (!to_members_.Is(base, view)) {
-    to_members_ = {.base = base,
-                   .view = view,
-                   .message = rpc::ChangeOf(*base, *view),
-                   .has_seeds = AllHaveSeeds(*view)};
-  }
+  const Change& made = ToMembers(base, view);
   v1::WatchViewsResponse::ViewChange& change = *response.mutable_view_change();
-  change = to_members_.message;
-  if (told.takes_aggregator_changes && to_members_.has_seeds) {
+  change = made.message;
+  if (told.takes_aggregator_changes && made.has_seeds) {
     for (v1::ViewAggregator& entered : *change.mutable_aggregators()->mutable_entered()) {
       entered.set_data_address(AddressFor(told, *view, entered.data_address()));
     }
@@ -83,11 +91,49 @@ void ToldViews::Write(const membership::JobView& job, AggregatorTold& told,
     *response.mutable_job_view()->mutable_quota() = rpc::ToProto(job.quota);
     return;
   }
-  if (!to_aggregators_.Is(base, shown)) {
-    to_aggregators_ = {.base = base, .view = shown, .message = rpc::ChangeOf(*base, *shown)};
-  }
-  *response.mutable_job_view_change()->mutable_change() = to_aggregators_.message;
+  *response.mutable_job_view_change()->mutable_change() = ToAggregators(base, shown).message;
   *response.mutable_job_view_change()->mutable_quota() = rpc::ToProto(job.quota);
+}
+
+size_t ToldViews::BytesOf(const ViewPointer& view, const MemberTold& told) {
+  if (!told.takes_changes || told.view == nullptr) return BytesOf(*view);
+  const Change& change = ToMembers(told.view, view);
+  if (told.takes_aggregator_changes && change.has_seeds) return change.bytes;
+  return change.bytes + AggregatorBytesOf(*view);
+}
+
+size_t ToldViews::BytesOf(const membership::JobView& job, const AggregatorTold& told) {
+  const auto base = told.views.find(job.view->job);
+  if (!told.takes_changes || base == told.views.end()) return BytesOf(*job.view);
+  return ToAggregators(base->second, ShownOf(job.view.pointer())).bytes;
+}
+
+size_t ToldViews::BytesOf(const view::View& view) {
+  size_t bytes = AggregatorBytesOf(view);
+  for (const view::ViewMember& member : view.members) {
+    bytes += kEntryBytes + member.name.size() + member.admin_address.size() + member.host_id.size();
+  }
+  return bytes;
+}
+
+const ToldViews::Change& ToldViews::ToMembers(const ViewPointer& base, const ViewPointer& view) {
+  if (!to_members_.Is(base, view)) {
+    to_members_ = {.base = base,
+                   .view = view,
+                   .message = rpc::ChangeOf(*base, *view),
+                   .has_seeds = AllHaveSeeds(*view)};
+    to_members_.bytes = to_members_.message.ByteSizeLong();
+  }
+  return to_members_;
+}
+
+const ToldViews::Change& ToldViews::ToAggregators(const ViewPointer& base,
+                                                  const ViewPointer& view) {
+  if (!to_aggregators_.Is(base, view)) {
+    to_aggregators_ = {.base = base, .view = view, .message = rpc::ChangeOf(*base, *view)};
+    to_aggregators_.bytes = to_aggregators_.message.ByteSizeLong();
+  }
+  return to_aggregators_;
 }
 
 ViewPointer ToldViews::ShownOf(const ViewPointer& view) {

@@ -2,6 +2,7 @@
 #ifndef TALWEG_SERVICES_SCHEDULER_TOLD_VIEWS_H_
 #define TALWEG_SERVICES_SCHEDULER_TOLD_VIEWS_H_
 
+#include <cstddef>
 #include <map>
 #include <memory>
 
@@ -39,6 +40,12 @@ class ToldViews {
   // An aggregator does not connect, so it gets addresses without keys.
   void Write(const membership::JobView& job, AggregatorTold& told, v1::WatchJobsResponse& response);
 
+  // Return about how long the message would be that Write would make now.
+  size_t BytesOf(const ViewPointer& view, const MemberTold& told);
+  size_t BytesOf(const membership::JobView& job, const AggregatorTold& told);
+  // Returns about how long a message with the whole view is.
+  static size_t BytesOf(const view::View& view);
+
  private:
   // The last change that was made.
   struct Change {
@@ -46,6 +53,7 @@ class ToldViews {
     ViewPointer view;
     v1::WatchViewsResponse::ViewChange message;
     bool has_seeds = false;  // All aggregators' addresses have seeds.
+    size_t bytes = 0;
 
     bool Is(const ViewPointer& from, const ViewPointer& to) const {
       return base == from && view == to;
@@ -58,6 +66,8 @@ class ToldViews {
     ViewPointer shown;
   };
 
+  const Change& ToMembers(const ViewPointer& base, const ViewPointer& view);
+  const Change& ToAggregators(const ViewPointer& base, const ViewPointer& view);
   ViewPointer ShownOf(const ViewPointer& view);
 
   Change to_members_;

@@ -68,16 +68,6 @@ bool IsOneProcess(const Identity& identity) {
 // Talweg's own services call Enter, and answer with its refusal.
 bool IsOurs(const char* method) { return std::string_view(method).starts_with("/talweg."); }
 
-std::string NameOfMember(const membership::SecretHash& secret) {
-  std::string name = "the process with session ";
-  static constexpr char kDigits[] = "0123456789abcdef";
-  for (size_t i = 0; i < 8; ++i) {
-    name += kDigits[secret.bytes[i] >> 4];
-    name += kDigits[secret.bytes[i] & 15];
-  }
-  return name;
-}
-
 grpc::Status Refusal(const std::string& text) {
   return {grpc::StatusCode::RESOURCE_EXHAUSTED, text};
 }
@@ -88,6 +78,7 @@ struct CallGate::Impl {
   explicit Impl(const CallLimitOptions& options) : limits(options) {}
 
   struct Call {
+    std::string caller;  // The name of the peer that it was begun for.
     // The peer to which it counts as open; nullopt: it does not count.
     std::optional<CallPeer> peer;
     std::string refusal;  // "": admitted.
@@ -112,11 +103,11 @@ struct CallGate::Impl {
 CallGate::CallGate(const CallLimitOptions& options) : impl_(std::make_shared<Impl>(options)) {}
 CallGate::~CallGate() = default;
 
-void CallGate::Prove(std::string_view session_secret) {
+void CallGate::Forget(std::string_view session_secret) {
   if (session_secret.empty()) return;
   const membership::SecretHash hash = HashOf(session_secret);
   const std::lock_guard lock(impl_->mutex);
-  impl_->limits.Prove(hash, SteadyNs());
+  impl_->limits.Forget(hash);
 }
 
 uint64_t CallGate::refused_count() const {
@@ -176,6 +167,7 @@ class CountedCall final : public grpc::experimental::Interceptor {
     const std::optional<CallPeer> peer = PeerOf(*context);
     if (!peer) return;
     const std::lock_guard lock(gate_->mutex);
+    call_.caller = peer->name;
     gate_->Begin(*peer, call_);
     gate_->calls[context] = &call_;
     // gRPC's own services cannot answer with a refusal.
@@ -239,10 +231,9 @@ grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* 
     CallGate::Impl::Call& call = *found->second;
     if (!session_secret.empty()) {
       // A known process is not limited by others of its address or name.
-      const membership::SecretHash hash = HashOf(session_secret);
-      if (impl.limits.IsProven(hash)) {
+      if (const std::optional<CallPeer> session = impl.limits.SessionOf(HashOf(session_secret))) {
         if (call.peer) impl.limits.Withdraw(*call.peer);
-        impl.Begin({.name = NameOfMember(hash), .place = {}}, call);
+        impl.Begin(*session, call);
       }
     }
     refusal = call.refusal;
@@ -250,6 +241,17 @@ grpc::Status CallGateAccess::Enter(CallGate* gate, grpc::CallbackServerContext* 
   if (refusal.empty()) return grpc::Status::OK;
   context->AddTrailingMetadata(kAskAgainHeader, "calls");
   return Refusal(refusal);
+}
+
+void CallGateAccess::Prove(CallGate* gate, const grpc::CallbackServerContext* context,
+                           std::string_view session_secret) {
+  if (gate == nullptr || session_secret.empty()) return;
+  const membership::SecretHash hash = HashOf(session_secret);
+  CallGate::Impl& impl = *gate->impl_;
+  const std::lock_guard lock(impl.mutex);
+  const auto found = impl.calls.find(context);
+  if (found == impl.calls.end()) return;  // The call came by a Unix socket.
+  impl.limits.Prove(hash, found->second->caller, SteadyNs());
 }
 
 absl::StatusOr<std::shared_ptr<CallGate::Question>> CallGateAccess::EnterQuestion(

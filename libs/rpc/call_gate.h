@@ -20,9 +20,8 @@ class CallGate {
   explicit CallGate(const CallLimitOptions& options);
   ~CallGate();
 
-  // From now on, counts the process with this session secret by itself, and no longer with its
-  // address, user or certificate's name. Ignores "".
-  void Prove(std::string_view session_secret);
+  // The process with this session secret is no member any more. Ignores "".
+  void Forget(std::string_view session_secret);
   uint64_t refused_count() const;
 
   // A caller's question. It is open until both its call and the thread that answers it have

@@ -35,6 +35,11 @@ class CallGateAccess {
   static grpc::Status Enter(CallGate* gate, grpc::CallbackServerContext* context,
                             std::string_view session_secret = "");
 
+  // This call has been answered well. From now on, counts the process with its session secret by
+  // itself, and no longer with others of its address, user or certificate's name. Ignores "".
+  static void Prove(CallGate* gate, const grpc::CallbackServerContext* context,
+                    std::string_view session_secret);
+
   // Like Enter, for a call of an AdminService. Returns null if this call is not counted.
   static absl::StatusOr<std::shared_ptr<CallGate::Question>> EnterQuestion(
       CallGate* gate, grpc::CallbackServerContext* context);

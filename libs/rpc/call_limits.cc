@@ -13,6 +13,18 @@ constexpr int64_t kSweepNs = 1'000'000'000;
 
 constexpr char kOtherPeers[] = "other peers";
 constexpr char kOtherPlaces[] = "other addresses";
+constexpr char kOtherSessions[] = "other sessions";
+
+// Returns what tells one process from others in a text.
+std::string TextOf(const std::array<uint8_t, 32>& secret_hash) {
+  std::string text = "session ";
+  static constexpr char kDigits[] = "0123456789abcdef";
+  for (size_t i = 0; i < 8; ++i) {
+    text += kDigits[secret_hash[i] >> 4];
+    text += kDigits[secret_hash[i] & 15];
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -21,8 +33,8 @@ double CallLimits::CallsAt(const Peer& peer, int64_t now_ns) const {
   return std::min(BurstMax(), peer.calls + elapsed_s * options_.per_second_max);
 }
 
-size_t CallLimits::PlaceCount(const std::string& name) const {
-  const auto found = place_counts_.find(name);
+size_t CallLimits::PlaceCount(const CallPeer& peer) const {
+  const auto found = place_counts_.find(GroupOf(peer));
   return found == place_counts_.end() ? 0 : found->second;
 }
 
@@ -34,19 +46,25 @@ void CallLimits::Sweep(int64_t now_ns) {
     const bool has_all = options_.per_second_max == 0 || CallsAt(each.second, now_ns) >= BurstMax();
     const bool has_open = each.second.open_count > 0 || each.second.question_count > 0;
     if (has_open || !has_all) return false;
-    const auto counted = place_counts_.find(each.first.name);
+    const auto counted = place_counts_.find(GroupOf(each.first));
     if (!each.first.place.empty() && --counted->second == 0) place_counts_.erase(counted);
+    if (each.first.is_session) --session_peer_count_;
     return true;
   });
 }
 
 CallPeer CallLimits::CountedAs(const CallPeer& peer, int64_t now_ns) {
   if (peers_.contains(peer)) return peer;
-  const auto has_room = [this] { return peers_.size() < kPeersMax; };
-  const auto has_place = [&] { return peer.place.empty() || PlaceCount(peer.name) < kPlacesMax; };
+  const auto has_room = [&] {
+    return peer.is_session ? session_peer_count_ < kSessionsMax
+                           : peers_.size() - session_peer_count_ < kPeersMax;
+  };
+  const size_t places_max = peer.is_session ? kSessionsOfNameMax : kPlacesMax;
+  const auto has_place = [&] { return peer.place.empty() || PlaceCount(peer) < places_max; };
   if (!has_room() || !has_place()) Sweep(now_ns);
   if (!has_room()) return {.name = kOtherPeers, .place = {}};
-  return has_place() ? peer : CallPeer{.name = peer.name, .place = kOtherPlaces};
+  if (has_place()) return peer;
+  return {.name = peer.name, .place = peer.is_session ? kOtherSessions : kOtherPlaces};
 }
 
 CallLimits::Begun CallLimits::Begin(const CallPeer& caller, int64_t now_ns) {
@@ -55,7 +73,8 @@ CallLimits::Begun CallLimits::Begin(const CallPeer& caller, int64_t now_ns) {
   Peer& peer = found->second;
   if (is_new) {
     peer = {.calls = BurstMax(), .at_ns = now_ns};
-    if (!begun.peer.place.empty()) ++place_counts_[begun.peer.name];
+    if (!begun.peer.place.empty()) ++place_counts_[GroupOf(begun.peer)];
+    if (begun.peer.is_session) ++session_peer_count_;
   }
   peer.calls = CallsAt(peer, now_ns);
   peer.at_ns = now_ns;
@@ -116,12 +135,40 @@ void CallLimits::Charge(const CallPeer& begun, uint64_t answer_bytes) {
   found->second.calls -= static_cast<double>(answer_bytes / kAnswerBytesOfCall);
 }
 
-void CallLimits::Prove(const membership::SecretHash& secret, int64_t now_ns) {
-  proven_[secret.bytes] = now_ns;
-  if (proven_.size() <= kProvenMax) return;
-  proven_.erase(std::min_element(
-      proven_.begin(), proven_.end(),
-      [](const auto& one, const auto& other) { return one.second < other.second; }));
+void CallLimits::Prove(const membership::SecretHash& secret, const std::string& name,
+                       int64_t now_ns) {
+  const auto found = sessions_.find(secret.bytes);
+  const Session session = {.name = found == sessions_.end() ? name : found->second.name,
+                           .at_ns = now_ns};
+  if (found != sessions_.end()) Drop(secret.bytes);
+  sessions_[secret.bytes] = session;
+  by_time_.emplace(now_ns, secret.bytes);
+  auto& of_name = by_name_[session.name];
+  of_name.emplace(now_ns, secret.bytes);
+  if (of_name.size() > kSessionsOfNameMax) Drop(of_name.begin()->second);
+  while (sessions_.size() > kSessionsMax || by_time_.begin()->first < now_ns - kSessionNs) {
+    Drop(by_time_.begin()->second);
+  }
+}
+
+void CallLimits::Forget(const membership::SecretHash& secret) {
+  if (sessions_.contains(secret.bytes)) Drop(secret.bytes);
+}
+
+std::optional<CallPeer> CallLimits::SessionOf(const membership::SecretHash& secret) const {
+  const auto found = sessions_.find(secret.bytes);
+  if (found == sessions_.end()) return std::nullopt;
+  return CallPeer{.name = found->second.name, .place = TextOf(secret.bytes), .is_session = true};
+}
+
+void CallLimits::Drop(const Secret& secret) {
+  const auto found = sessions_.find(secret);
+  const std::pair<int64_t, Secret> at = {found->second.at_ns, found->first};
+  by_time_.erase(at);
+  const auto of_name = by_name_.find(found->second.name);
+  of_name->second.erase(at);
+  if (of_name->second.empty()) by_name_.erase(of_name);
+  sessions_.erase(found);
 }
 
 }  // namespace talweg::rpc

@@ -177,14 +177,96 @@ TEST_CASE("CallLimits: only so many peers are remembered", "[rpc]") {
   for (size_t i = 0; i < CallLimits::kPeersMax; ++i) limits.End(Of(std::to_string(i)));
   CHECK(Refusal(limits, Of("c"), 10 * kSecond).empty());
   CHECK(limits.peer_count() < 3);
+}
 
-  for (uint32_t i = 0; i <= CallLimits::kProvenMax; ++i) {
-    membership::SecretHash hash;
-    for (size_t byte = 0; byte < 4; ++byte) hash.bytes[byte] = static_cast<uint8_t>(i >> 8 * byte);
-    limits.Prove(hash, i);
-    if (i == 0) CHECK(limits.IsProven(hash));
+membership::SecretHash Secret(uint32_t number) {
+  membership::SecretHash hash;
+  for (size_t byte = 0; byte < 4; ++byte) {
+    hash.bytes[byte] = static_cast<uint8_t>(number >> 8 * byte);
   }
-  CHECK_FALSE(limits.IsProven(membership::SecretHash{}));  // The oldest one is forgotten.
+  return hash;
+}
+
+TEST_CASE("CallLimits: a process that has proven itself is counted by itself", "[rpc]") {
+  CallLimits limits({.per_second_max = 1, .open_max = 1});
+  CHECK_FALSE(limits.SessionOf(Secret(1)));
+  limits.Prove(Secret(1), "node", 0);
+  limits.Prove(Secret(2), "node", 0);
+  const CallPeer one = limits.SessionOf(Secret(1)).value();
+  const CallPeer other = limits.SessionOf(Secret(2)).value();
+  CHECK(Refusal(limits, Of("node"), 0).empty());
+  CHECK(Refusal(limits, one, 0).empty());
+  CHECK(Refusal(limits, other, 0).empty());
+  CHECK(Refusal(limits, one, 0)
+            .starts_with("node (session 0100000000000000) has the peer_calls_open_max=1"));
+  // Whoever shows it later, it stays what it was.
+  limits.Prove(Secret(1), "other", kSecond);
+  CHECK(limits.SessionOf(Secret(1)) == one);
+  limits.Forget(Secret(1));
+  limits.Forget(Secret(1));
+  CHECK_FALSE(limits.SessionOf(Secret(1)));
+  limits.End(one);
+  CHECK(Refusal(limits, one, 10 * kSecond).empty());
+}
+
+TEST_CASE("CallLimits: a name with many proven processes leaves room for other names", "[rpc]") {
+  CallLimits limits({.per_second_max = 1, .open_max = 1});
+  constexpr uint32_t kSessions = 5000;
+  static_assert(kSessions > CallLimits::kPeersMax);
+  for (uint32_t i = 0; i < kSessions; ++i) {
+    limits.Prove(Secret(i), "node", i);
+    REQUIRE(Refusal(limits, limits.SessionOf(Secret(i)).value(), 0).empty());
+  }
+  // Each new name is still counted by itself, and so is a new process.
+  for (uint32_t i = 0; i < 1000; ++i) {
+    REQUIRE(Refusal(limits, Of(std::to_string(i)), 0).empty());
+    REQUIRE(Refusal(limits, Of("operator", std::to_string(i)), 0).empty() ==
+            (i <= CallLimits::kPlacesMax));
+  }
+  limits.Prove(Secret(kSessions), "other", 0);
+  CHECK(Refusal(limits, limits.SessionOf(Secret(kSessions)).value(), 0).empty());
+}
+
+TEST_CASE("CallLimits: only so many proven processes are remembered", "[rpc]") {
+  CallLimits limits({.per_second_max = 1, .open_max = 1});
+  constexpr uint32_t kMost = CallLimits::kSessionsOfNameMax;
+  limits.Prove(Secret(1'000'000), "other", 0);
+  for (uint32_t i = 0; i < kMost; ++i) limits.Prove(Secret(i), "node", i);
+  limits.Prove(Secret(0), "node", kMost);
+  // The one of the same name that has been silent longest is forgotten.
+  limits.Prove(Secret(kMost), "node", kMost);
+  CHECK(limits.SessionOf(Secret(0)));
+  CHECK_FALSE(limits.SessionOf(Secret(1)));
+  CHECK(limits.SessionOf(Secret(kMost)));
+  CHECK(limits.SessionOf(Secret(1'000'000)));
+  CHECK(limits.session_count() == kMost + 1);
+  // Then of all names.
+  uint32_t number = 2'000'000;
+  for (const char* name : {"a", "b", "c"}) {
+    for (uint32_t i = 0; i < kMost; ++i) limits.Prove(Secret(number++), name, 2 * kMost);
+  }
+  CHECK(limits.session_count() == CallLimits::kSessionsMax);
+  CHECK_FALSE(limits.SessionOf(Secret(1'000'000)));
+  // One that is silent for long is forgotten.
+  limits.Prove(Secret(0), "node", 2 * kMost + 1);
+  limits.Prove(Secret(1), "node", 2 * kMost + 1 + CallLimits::kSessionNs);
+  CHECK(limits.session_count() == 2);
+}
+
+TEST_CASE("CallLimits: open calls of forgotten processes are bounded, too", "[rpc]") {
+  CallLimits limits({.per_second_max = 0, .open_max = 1});
+  for (uint32_t i = 0; i < CallLimits::kSessionsOfNameMax; ++i) {
+    limits.Prove(Secret(i), "node", 0);
+    REQUIRE(Refusal(limits, limits.SessionOf(Secret(i)).value(), 0).empty());
+    limits.Forget(Secret(i));
+  }
+  for (const bool is_first : {true, false}) {
+    limits.Prove(Secret(1'000'000 + is_first), "node", 0);
+    const CallLimits::Begun begun =
+        limits.Begin(limits.SessionOf(Secret(1'000'000 + is_first)).value(), 0);
+    CHECK(begun.peer.Text() == "node (other sessions)");
+    CHECK(begun.refusal.empty() == is_first);
+  }
 }
 
 }  // namespace

@@ -155,6 +155,26 @@ std::string SecretOf(const Request& request) {
   return "";
 }
 
+// Returns whether a call that was answered well is its process's last one.
+template <typename Request>
+bool Leaves(const Request&) {
+  return false;
+}
+template <>
+bool Leaves(const v1::LeaveRequest&) {
+  return true;
+}
+template <>
+bool Leaves(const v1::DeregisterAggregatorRequest& request) {
+  return request.leave();
+}
+
+// Returns whether an answer says that the caller is no member, or that it is not the one it names.
+bool IsOut(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsNotFound(status) ||
+         absl::IsPermissionDenied(status);
+}
+
 // Shared by the three services.
 class Gate {
  public:
@@ -185,7 +205,11 @@ class Gate {
     const bool posted = post_([=, this](SchedulerDriver& driver) {
       const absl::Status status = (driver.*method)(*request, response);
       // OK: the core has compared the secret.
-      if (status.ok() && calls_ != nullptr) calls_->Prove(SecretOf(*request));
+      if (status.ok() && !Leaves(*request)) {
+        rpc::CallGateAccess::Prove(calls_.get(), context, SecretOf(*request));
+      } else if (calls_ != nullptr && (status.ok() || IsOut(status))) {
+        calls_->Forget(SecretOf(*request));
+      }
       reactor->Finish(ToGrpc(status));
     });
     if (!posted) reactor->Finish(Ending());

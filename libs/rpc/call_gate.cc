@@ -181,8 +181,8 @@ class CountedCall final : public grpc::experimental::Interceptor {
   std::optional<CallPeer> PeerOf(const grpc::ServerContextBase& context) const {
     const std::string address = AddressOf(context.peer());
     if (address.empty()) return std::nullopt;
-    const std::optional<uint32_t> user = gate_->users.Find(address);
-    const std::string place = user ? "user " + std::to_string(*user) : HostOf(address);
+    const std::optional<std::string> user = gate_->users.Find(address);
+    const std::string place = user ? *user : HostOf(address);
     const std::optional<Identity> caller = CredentialsAccess::CallerOf(context, credentials_);
     if (!caller) return CallPeer{.name = place, .place = {}};
     return CallPeer{.name = Describe(*caller), .place = IsOneProcess(*caller) ? "" : place};

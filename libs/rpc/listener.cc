@@ -23,6 +23,8 @@
 namespace talweg::rpc {
 namespace {
 
+// As whom connections from this machine count of which the kernel does not say whose they are.
+constexpr char kUnknownUsers[] = "unknown users of this machine";
 // How long to wait if this process has no descriptor left.
 constexpr int kPauseMs = 100;
 
@@ -57,7 +59,9 @@ End EndOf(const sockaddr_storage& storage) {
   return end;
 }
 
-// Returns the user who owns the other end of a connection from this machine.
+// Returns the user who owns the other end of a connection from this machine. Returns nullopt if the
+// kernel does not say: a socket that its process has closed has no owner, and the kernel then gives
+// the user 0 and the inode 0.
 std::optional<uint32_t> UserOf(const End& other, const End& own) {
   const Descriptor diag(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!diag.valid()) return std::nullopt;
@@ -86,7 +90,9 @@ std::optional<uint32_t> UserOf(const End& other, const End& own) {
   if (count < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg)))) return std::nullopt;
   const auto* header = reinterpret_cast<const nlmsghdr*>(bytes.data());
   if (header->nlmsg_type != SOCK_DIAG_BY_FAMILY) return std::nullopt;
-  return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(header))->idiag_uid;
+  const auto* found = reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(header));
+  if (found->idiag_inode == 0) return std::nullopt;
+  return found->idiag_uid;
 }
 
 // Formatted as gRPC does.
@@ -101,7 +107,7 @@ std::string TextOf(const End& end) {
 struct OtherEnd {
   std::string peer;  // The peer to which the connection counts. "": the connection is gone already.
   std::string from;
-  std::optional<uint32_t> user;  // Set if it comes from this machine.
+  bool is_local = false;  // It comes from this machine, and `peer` is a user.
 };
 
 OtherEnd OtherEndOf(int connection) {
@@ -115,10 +121,11 @@ OtherEnd OtherEndOf(int connection) {
   }
   const End other = EndOf(other_storage);
   const End own = EndOf(own_storage);
-  OtherEnd end = {.peer = {}, .from = TextOf(other), .user = {}};
+  OtherEnd end = {.peer = {}, .from = TextOf(other)};
   if (other.IsLoopback() || (other.family == own.family && other.address == own.address)) {
-    end.user = UserOf(other, own);
-    end.peer = end.user ? "user " + std::to_string(*end.user) : "this machine";
+    end.is_local = true;
+    const std::optional<uint32_t> user = UserOf(other, own);
+    end.peer = user ? "user " + std::to_string(*user) : kUnknownUsers;
   } else {
     // As for calls: the first 64 bits of IPv6.
     const size_t bytes = other.family == AF_INET ? 4 : 8;
@@ -175,8 +182,8 @@ void Listener::Accept() {
   const int on = 1;
   setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   Held held = {.descriptor = connection.get(), .socket = SocketOf(connection.get()), .from = {}};
-  if (users_ != nullptr && end.user) {
-    users_->Add(end.from, held.socket, *end.user);
+  if (users_ != nullptr && end.is_local) {
+    users_->Add(end.from, held.socket, end.peer);
     held.from = end.from;
   }
   peers_[end.peer].push_back(std::move(held));

@@ -4,7 +4,6 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -19,8 +18,8 @@ namespace talweg::rpc {
 class LocalUsers {
  public:
   // `from` is "127.0.0.1:4711", or "[::1]:4711". It now belongs to this connection: `socket`, an
-  // inode, tells it from earlier connections of the same address.
-  void Add(const std::string& from, ino_t socket, uint32_t user) {
+  // inode, tells it from earlier connections of the same address. `user` names the user: "user 0".
+  void Add(const std::string& from, ino_t socket, const std::string& user) {
     const std::lock_guard lock(mutex_);
     ends_[from] = {socket, user};
   }
@@ -31,7 +30,7 @@ class LocalUsers {
     if (found != ends_.end() && found->second.socket == socket) ends_.erase(found);
   }
   // Returns nullopt if the connection comes from another machine.
-  std::optional<uint32_t> Find(const std::string& from) const {
+  std::optional<std::string> Find(const std::string& from) const {
     const std::lock_guard lock(mutex_);
     const auto found = ends_.find(from);
     if (found == ends_.end()) return std::nullopt;
@@ -41,7 +40,7 @@ class LocalUsers {
  private:
   struct End {
     ino_t socket = 0;
-    uint32_t user = 0;
+    std::string user;
   };
 
   mutable std::mutex mutex_;

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/rpc/admin_service.h"
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "libs/rpc/call_gate_access.h"
@@ -102,20 +106,21 @@ class Traces {
 };
 
 // Sends a recorded timeline piece by piece. Asks for the next piece when the client has read this
-// one.
+// one. A client that does not read a piece in time loses its place among those that may read.
 class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse> {
  public:
   using AskForPiece = std::function<void(const TraceRange&, Done<TracePiece>)>;
 
-  static TraceAnswer* Start(std::shared_ptr<Traces> traces, Entered entered, AskForPiece ask) {
-    auto* answer = new TraceAnswer(std::move(traces), std::move(ask));
+  static TraceAnswer* Start(std::shared_ptr<Traces> traces, int64_t piece_ns, Entered entered,
+                            AskForPiece ask) {
+    auto* answer = new TraceAnswer(std::move(traces), piece_ns, std::move(ask));
     if (!entered.ok()) {
-      answer->Finish(ToGrpc(entered.status()));
+      answer->FinishOnce(entered.status());
     } else if (!answer->is_counted_) {
-      answer->Finish(ToGrpc(absl::ResourceExhaustedError(
+      answer->FinishOnce(absl::ResourceExhaustedError(
           std::to_string(kTracesMax) +
           " timelines of this agent are being read, which is as many as may be at a time; ask "
-          "again when one is done")));
+          "again when one is done"));
     } else {
       answer->question_ = *std::move(entered);
       answer->AskForNext();
@@ -124,25 +129,28 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
   }
 
   void OnCancel() override {
-    if (is_asking_.exchange(false)) Finish(grpc::Status::CANCELLED);
+    if (is_asking_.exchange(false)) FinishOnce(absl::CancelledError());
   }
   void OnWriteDone(bool ok) override {
+    deadline_.reset();
     if (!ok) {
-      Finish(grpc::Status::CANCELLED);
+      FinishOnce(absl::CancelledError());
     } else if (piece_.rest.IsRead()) {
-      Finish(grpc::Status::OK);
-    } else {
+      FinishOnce(absl::OkStatus());
+    } else if (!finished_) {
       AskForNext();
     }
   }
   void OnDone() override {
-    if (is_counted_) traces_->End();
+    Uncount();
+    deadline_.reset();
     self_.reset();
   }
 
  private:
-  TraceAnswer(std::shared_ptr<Traces> traces, AskForPiece ask)
+  TraceAnswer(std::shared_ptr<Traces> traces, int64_t piece_ns, AskForPiece ask)
       : traces_(std::move(traces)),
+        piece_ns_(piece_ns),
         is_counted_(traces_->Begin()),
         ask_(std::move(ask)),
         self_(this) {}
@@ -155,27 +163,52 @@ class TraceAnswer : public grpc::ServerWriteReactor<agent::v1::GetTraceResponse>
 
   void Give(absl::StatusOr<TracePiece> piece) {
     if (!is_asking_.exchange(false)) return;
-    if (!piece.ok()) return Finish(ToGrpc(piece.status()));
+    if (!piece.ok()) return FinishOnce(piece.status());
     piece_ = *std::move(piece);
     if (question_ != nullptr) question_->Charge(piece_.events.ByteSizeLong());
+    deadline_ = std::make_unique<grpc::Alarm>();
+    deadline_->Set(std::chrono::system_clock::now() + std::chrono::nanoseconds(piece_ns_),
+                   [self = self_](bool is_over) {
+                     if (is_over) self->OnLate();
+                   });
     StartWrite(&piece_.events);
   }
 
+  // gRPC keeps the piece until the client reads it or is gone. So the call stays one of the
+  // questions of its peer (`question_`), and no longer keeps others from asking.
+  void OnLate() {
+    Uncount();
+    FinishOnce(absl::DeadlineExceededError(
+        "a piece of the timeline was not read within " + std::to_string(piece_ns_ / 1'000'000) +
+        " ms, and others may wait to read it; ask again, and read the answer as it comes"));
+  }
+
+  void Uncount() {
+    if (is_counted_.exchange(false)) traces_->End();
+  }
+  void FinishOnce(const absl::Status& status) {
+    if (!finished_.exchange(true)) Finish(ToGrpc(status));
+  }
+
   const std::shared_ptr<Traces> traces_;
-  const bool is_counted_;
+  const int64_t piece_ns_;
+  std::atomic<bool> is_counted_;
   const AskForPiece ask_;
   std::shared_ptr<CallGate::Question> question_;
   // A piece is being made. The answer or the client's cancellation ends that, and goes on.
   std::atomic<bool> is_asking_{false};
+  std::atomic<bool> finished_{false};
   TracePiece piece_;
+  std::unique_ptr<grpc::Alarm> deadline_;  // For the piece that is being sent.
   std::shared_ptr<TraceAnswer> self_;
 };
 
 class AgentAdminService final : public agent::v1::AdminService::CallbackService,
                                 public ServiceHolder {
  public:
-  AgentAdminService(AgentAdminHandlers handlers, std::shared_ptr<CallGate> gate)
-      : handlers_(std::move(handlers)), gate_(std::move(gate)) {}
+  AgentAdminService(AgentAdminHandlers handlers, std::shared_ptr<CallGate> gate,
+                    int64_t trace_piece_ns)
+      : handlers_(std::move(handlers)), gate_(std::move(gate)), trace_piece_ns_(trace_piece_ns) {}
   grpc::Service* service() override { return this; }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
@@ -190,7 +223,8 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
   }
   grpc::ServerWriteReactor<agent::v1::GetTraceResponse>* GetTrace(
       grpc::CallbackServerContext* context, const agent::v1::GetTraceRequest*) override {
-    return TraceAnswer::Start(traces_, CallGateAccess::EnterQuestion(gate_.get(), context),
+    return TraceAnswer::Start(traces_, trace_piece_ns_,
+                              CallGateAccess::EnterQuestion(gate_.get(), context),
                               [this](const TraceRange& range, Done<TracePiece> done) {
                                 Hand(handlers_.get_trace, range, std::move(done));
                               });
@@ -199,6 +233,7 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
  private:
   const AgentAdminHandlers handlers_;
   const std::shared_ptr<CallGate> gate_;
+  const int64_t trace_piece_ns_;
   const std::shared_ptr<Traces> traces_ = std::make_shared<Traces>();
 };
 
@@ -223,8 +258,9 @@ class AggregatorAdminService final : public aggregator::v1::AdminService::Callba
 }  // namespace
 
 std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers,
-                                                     std::shared_ptr<CallGate> gate) {
-  return std::make_unique<AgentAdminService>(std::move(handlers), std::move(gate));
+                                                     std::shared_ptr<CallGate> gate,
+                                                     int64_t trace_piece_ns) {
+  return std::make_unique<AgentAdminService>(std::move(handlers), std::move(gate), trace_piece_ns);
 }
 
 std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers,

@@ -59,9 +59,14 @@ class ServiceHolder {
   virtual grpc::Service* service() = 0;
 };
 
+// How long a client may take to read one piece of a timeline. Then the answer ends with
+// DEADLINE_EXCEEDED, so that others can read.
+inline constexpr int64_t kTracePieceNs = 10'000'000'000;
+
 // `gate` is the server's. Null: calls are not counted.
 std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers,
-                                                     std::shared_ptr<CallGate> gate = {});
+                                                     std::shared_ptr<CallGate> gate = {},
+                                                     int64_t trace_piece_ns = kTracePieceNs);
 std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers,
                                                           std::shared_ptr<CallGate> gate = {});
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/transport/proof/data_key.h"
 
+#include <openssl/crypto.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -68,7 +69,7 @@ DataKey OlderMemberKey(const DataKey& listener, const PeerIdentity& identity) {
   ByteWriter claim;
   claim.Text("talweg data key");
   WriteIdentity(identity, &claim);
-  return Hmac(listener, {claim.bytes()});
+  return DataKey(Hmac(listener, {claim.bytes()}));
 }
 
 // Applies `change` to each of the addresses that commas join.
@@ -120,6 +121,12 @@ std::optional<DataSecurity> DataSecurityNamed(std::string_view name) {
   return std::nullopt;
 }
 
+DataKey::DataKey(std::array<std::byte, 32>&& made) : array(made) {
+  OPENSSL_cleanse(made.data(), made.size());
+}
+
+DataKey::~DataKey() { OPENSSL_cleanse(data(), size()); }
+
 DataKey NewDataKey() {
   DataKey key;
   // getrandom is never short for so few bytes. It fails only where the call does not exist.
@@ -133,14 +140,14 @@ DataKey MemberSeed(const DataKey& listener, const PeerIdentity& identity) {
   ByteWriter claim;
   claim.Text("talweg data seed");
   WriteIdentity(member, &claim);
-  return Hmac(listener, {claim.bytes()});
+  return DataKey(Hmac(listener, {claim.bytes()}));
 }
 
 DataKey KeyInEpoch(const DataKey& seed, Epoch epoch) {
   ByteWriter claim;
   claim.Text("talweg data key");
   claim.Number(epoch.value());
-  return Hmac(seed, {claim.bytes()});
+  return DataKey(Hmac(seed, {claim.bytes()}));
 }
 
 DataKey MemberKey(const DataKey& listener, const PeerIdentity& identity) {

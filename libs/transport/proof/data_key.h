@@ -23,8 +23,15 @@ enum class DataSecurity : uint8_t { kNone = 1, kKeyed = 2, kTls = 3 };
 const char* DataSecurityName(DataSecurity security);
 std::optional<DataSecurity> DataSecurityNamed(std::string_view name);
 
-// A secret: never logged, shown or compared byte by byte.
-using DataKey = std::array<std::byte, 32>;
+// A secret: never logged, shown or compared byte by byte. The destructor wipes it.
+struct DataKey : std::array<std::byte, 32> {
+  DataKey() : array{} {}
+  // Wipes `made`.
+  explicit DataKey(std::array<std::byte, 32>&& made);
+  DataKey(const DataKey&) = default;
+  DataKey& operator=(const DataKey&) = default;
+  ~DataKey();
+};
 
 // Returns a key from the kernel's random generator.
 DataKey NewDataKey();
@@ -53,7 +60,7 @@ DataKey KeyFor(const DataKey& key, std::string_view use);
 //     A listener of an older release returns it.
 struct AddressKey {
   std::optional<PeerIdentity> identity;  // nullopt: `key` is the listener's.
-  DataKey key{};
+  DataKey key;
   // `key` is not a member's key: members' seeds, or the member's keys, are derived from it.
   bool is_seed = false;
 

@@ -167,6 +167,7 @@ void TcpConnection::Open(std::unique_ptr<Channel> channel) {
   // Epoll has already reported bytes that came with the handshake's last message.
   channel_->OnReadable(false);
   state_ = State::kOpen;
+  handshake_.emplace<std::monostate>();
   frame_buffer_.resize(wire::kFrameBytesMax);
   QueueWaiting();
 }
@@ -297,6 +298,7 @@ void TcpConnection::Close() {
     if (got <= 0) break;
     drained += static_cast<size_t>(got);
   }
+  handshake_.emplace<std::monostate>();
   shaking_.reset();
   channel_.reset();
   socket_.Reset();

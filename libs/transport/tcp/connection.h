@@ -107,7 +107,8 @@ class TcpConnection {
   const std::string peer_;
   const TlsContext* const tls_;
   std::optional<PeerIdentity> identity_;
-  std::variant<ConnectingHandshake, ListeningHandshake> handshake_;
+  // Gone, with its keys, when the connection is open or closed.
+  std::variant<ConnectingHandshake, ListeningHandshake, std::monostate> handshake_;
   size_t message_received_ = 0;
   HelloMessage hello_{};
   AnswerMessage answer_{};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/transport/tcp/handshake.h"
 
+#include <openssl/crypto.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -68,6 +70,7 @@ SessionSeals SealsOf(const DataKey& key, const HelloMessage& hello, const Answer
     std::copy_n(at, seal->salt.size(), seal->salt.begin());
     at += static_cast<ptrdiff_t>(seal->salt.size());
   }
+  OPENSSL_cleanse(made.data(), made.size());
   return seals;
 }
 

@@ -66,7 +66,7 @@ class ListeningHandshake {
  private:
   const DataKey listener_;
   const DataSecurity security_;
-  DataKey key_{};
+  DataKey key_;
   PeerIdentity identity_;
   HelloMessage hello_{};
   AnswerMessage answer_{};

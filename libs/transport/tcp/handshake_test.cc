@@ -225,7 +225,7 @@ TEST_CASE("Data addresses: a listener of an older release has no seeds", "[trans
   ByteWriter claim;
   claim.Text("talweg data key");
   WriteIdentity(kMember, &claim);
-  const DataKey key = Hmac(listener, {claim.bytes()});
+  const DataKey key(Hmac(listener, {claim.bytes()}));
   CHECK(own == "fi:tcp://a:1/" + AddressKey{kMember, key}.ToString());
 }
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/transport/tcp/seal.h"
 
+#include <openssl/crypto.h>
+
 #include <algorithm>
 
 #include "libs/transport/proof/digest.h"
 
 namespace talweg::transport {
+
+SealKey::~SealKey() { OPENSSL_cleanse(this, sizeof(*this)); }
 
 // Checking a tag means making it and comparing.
 Seal::Seal(const SealKey& key, AesCode code)

@@ -12,10 +12,15 @@
 
 namespace talweg::transport {
 
-// The key of one direction of one connection.
+// The key of one direction of one connection. The destructor wipes it.
 struct SealKey {
   std::array<std::byte, 32> key{};
   std::array<std::byte, 4> salt{};
+
+  SealKey() = default;
+  SealKey(const SealKey&) = default;
+  SealKey& operator=(const SealKey&) = default;
+  ~SealKey();
 };
 static_assert(sizeof(SealKey) == 36);
 

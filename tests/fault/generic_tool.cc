@@ -2,7 +2,7 @@
 // Does what grpcurl does, for tests. It lists the services of the gRPC server at an address,
 // describes every method and calls it with an empty request. It knows only what the server tells of
 // itself. With TLS, a reader's certificate or token lists the services, and the caller's calls
-// them.
+// them. Given the name of a job, requests ask for that job, and for all details.
 //
 //   service talweg.scheduler.v1.AdminService
 //   called talweg.scheduler.v1.AdminService/ListJobs: OK {"jobs":[]}
@@ -163,12 +163,27 @@ class Reflection {
   google::protobuf::DescriptorPool pool_;
 };
 
-void CallEmpty(grpc::GenericStub& stub, const google::protobuf::MethodDescriptor& method) {
+// Asks for the job with that name, and for all that there is to say.
+void AskForAll(const std::string& job, Message& request) {
+  for (int i = 0; i < request.GetDescriptor()->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = request.GetDescriptor()->field(i);
+    if (field->is_repeated()) continue;
+    if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_BOOL) {
+      request.GetReflection()->SetBool(&request, field, true);
+    } else if (field->name() == "name" || field->name() == "job_name") {
+      request.GetReflection()->SetString(&request, field, job);
+    }
+  }
+}
+
+void CallOne(grpc::GenericStub& stub, const google::protobuf::MethodDescriptor& method,
+             const std::string& job) {
   const std::string name = method.service()->full_name() + "/" + method.name();
   const bool streams = method.server_streaming() || method.client_streaming();
   Call call(stub, "/" + name, streams ? kStreamPatience : kPatience);
   google::protobuf::DynamicMessageFactory factory;
   const std::unique_ptr<Message> request(factory.GetPrototype(method.input_type())->New());
+  if (!job.empty()) AskForAll(job, *request);
   call.Write(request->SerializeAsString());
   call.WritesDone();
   std::string bytes;
@@ -205,7 +220,8 @@ std::shared_ptr<const rpc::Credentials> CredentialsOf(const std::string& who) {
   return *loaded;
 }
 
-int Main(const std::string& address, const std::string& caller, const std::string& reader) {
+int Main(const std::string& address, const std::string& job, const std::string& caller,
+         const std::string& reader) {
   const auto connect = [&](const std::string& who) {
     return grpc::CreateChannel(address,
                                rpc::CredentialsAccess::Channel(CredentialsOf(who), address, {}));
@@ -222,7 +238,7 @@ int Main(const std::string& address, const std::string& caller, const std::strin
       std::printf("%s is not described\n", service.c_str());
       return 1;
     }
-    for (int i = 0; i < described->method_count(); ++i) CallEmpty(stub, *described->method(i));
+    for (int i = 0; i < described->method_count(); ++i) CallOne(stub, *described->method(i), job);
   }
   return services.empty() ? 1 : 0;
 }
@@ -231,10 +247,12 @@ int Main(const std::string& address, const std::string& caller, const std::strin
 }  // namespace talweg
 
 int main(int argc, char** argv) {
-  if (argc != 2 && argc != 4) {
+  if (argc < 2 || argc > 4) {
     std::fprintf(stderr,
-                 "usage: generic_tool ADDRESS [CALLER READER], each TLS_DIR[,TOKEN_FILE]\n");
+                 "usage: generic_tool ADDRESS [JOB | CALLER READER]\n"
+                 "       CALLER, READER: TLS_DIR[,TOKEN_FILE]\n");
     return 2;
   }
-  return talweg::Main(argv[1], argc == 4 ? argv[2] : "", argc == 4 ? argv[3] : "");
+  return talweg::Main(argv[1], argc == 3 ? argv[2] : "", argc == 4 ? argv[2] : "",
+                      argc == 4 ? argv[3] : "");
 }

@@ -59,6 +59,9 @@ def _directory(role: str) -> str:
 
 
 class TlsTest(unittest.TestCase):
+    def setUp(self) -> None:
+        self._shown: list[str] = []  # What daemons have answered.
+
     def _make_certificates(self, directory: Path, *roles: str) -> None:
         subprocess.run(
             [str(TOOL), "certs", "--days=2", "--hosts=localhost,127.0.0.1", str(directory), *roles],
@@ -176,6 +179,14 @@ class TlsTest(unittest.TestCase):
                 self._call_everything(job, how, show, pki)
             for rank in job.all_ranks():  # The job is not affected.
                 rank.goes_on()
+            # Nothing that was answered, or that others may see, has a secret in it.
+            for daemon in (job.scheduler, *job.aggregators, *job.agents):
+                self._shown.append(cluster.log(daemon))
+                for file in ("cmdline", "environ"):
+                    found = Path(f"/proc/{daemon.process.pid}/{file}").read_bytes()
+                    self._shown.append(found.decode(errors="replace"))
+            for text in (*texts.values(), "0123456789abcdef"):
+                self.assertFalse(any(text in each for each in self._shown), text)
 
     def _call_everything(self, job: Job, how: str, show: str, pki: Path) -> None:
         role = how.partition(",")[0]
@@ -206,13 +217,15 @@ class TlsTest(unittest.TestCase):
         return called
 
     def _tool(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        done = subprocess.run(
             [_GENERIC_TOOL, *arguments],
             capture_output=True,
             text=True,
             check=False,
             timeout=DEADLINE_S,
         )
+        self._shown += [done.stdout, done.stderr]
+        return done
 
     def test_defective_new_certificates_change_nothing(self) -> None:
         with Cluster() as cluster:

@@ -2,10 +2,8 @@
 #include "services/scheduler/watches.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <variant>
 
-#include "libs/base/check.h"
 #include "libs/rpc/conversion.h"
 
 namespace talweg::scheduler {

@@ -34,6 +34,7 @@ class CountedStream final : public scheduler::Stream<Response> {
       : on_message_(std::move(on_message)) {}
   void Send(Response response) override { on_message_(std::move(response)); }
   void End(const absl::Status&) override {}
+  void Cut(const std::string&) override {}
 
  private:
   const std::function<void(Response)> on_message_;
@@ -177,11 +178,13 @@ class ScaleWorld final : public Peers {
       watch.set_incarnation(self.value());
       watch.set_session_secret(Secret());
       watch.set_takes_changes(true);
-      scheduler_.WatchJobs(
-          membership::StreamId{++streams_},
-          std::make_shared<CountedStream<v1::WatchJobsResponse>>(
-              [this, i](v1::WatchJobsResponse response) { OnJobMessage(i, response); }),
-          watch);
+      const membership::StreamId stream{++streams_};
+      scheduler_.WatchJobs(stream,
+                           std::make_shared<CountedStream<v1::WatchJobsResponse>>(
+                               [this, i, stream](const v1::WatchJobsResponse& response) {
+                                 OnJobMessage(i, stream, response);
+                               }),
+                           watch);
     }
   }
 
@@ -193,7 +196,14 @@ class ScaleWorld final : public Peers {
     return known;
   }
 
-  void OnJobMessage(uint32_t aggregator, const v1::WatchJobsResponse& response) {
+  // A process has taken a message of its stream, so the scheduler sends the next one.
+  void OnTaken(membership::StreamId stream) {
+    const CpuTimer timer(&scheduler_station_.cost.cpu_s);
+    scheduler_.OnStreamSent(stream);
+  }
+
+  void OnJobMessage(uint32_t aggregator, membership::StreamId stream,
+                    const v1::WatchJobsResponse& response) {
     std::shared_ptr<const view::View> view;
     if (response.has_job_view()) {
       view = Known(response.job_view().view().epoch(),
@@ -205,7 +215,8 @@ class ScaleWorld final : public Peers {
     }
     time_.Send(
         scheduler_station_, aggregators_[aggregator]->station, response.ByteSizeLong(),
-        [this, aggregator, view] {
+        [this, aggregator, stream, view] {
+          OnTaken(stream);
           if (view == nullptr) return;
           Aggregator& target = *aggregators_[aggregator];
           if (!target.job) {
@@ -270,16 +281,18 @@ class ScaleWorld final : public Peers {
     time_.Send(members_[member].station, scheduler_station_, request.ByteSizeLong(),
                [this, member, stream, request] {
                  const CpuTimer timer(&scheduler_station_.cost.cpu_s);
-                 scheduler_.WatchViews(stream,
-                                       std::make_shared<CountedStream<v1::WatchViewsResponse>>(
-                                           [this, member](const v1::WatchViewsResponse& response) {
-                                             OnMemberMessage(member, response);
-                                           }),
-                                       request);
+                 scheduler_.WatchViews(
+                     stream,
+                     std::make_shared<CountedStream<v1::WatchViewsResponse>>(
+                         [this, member, stream](const v1::WatchViewsResponse& response) {
+                           OnMemberMessage(member, stream, response);
+                         }),
+                     request);
                });
   }
 
-  void OnMemberMessage(uint32_t member, const v1::WatchViewsResponse& response) {
+  void OnMemberMessage(uint32_t member, membership::StreamId stream,
+                       const v1::WatchViewsResponse& response) {
     std::function<void()> deliver = [] {};
     Participant* const participant = members_[member].participant.get();
     if (response.has_view() || response.has_view_change()) {
@@ -291,7 +304,10 @@ class ScaleWorld final : public Peers {
                  step = response.quiesce().step()] { participant->OnQuiesce(id, step); };
     }
     time_.Send(scheduler_station_, members_[member].station, response.ByteSizeLong(),
-               std::move(deliver));
+               [this, stream, deliver = std::move(deliver)] {
+                 OnTaken(stream);
+                 deliver();
+               });
   }
 
   // Ends a member's process. Both sides of its connections see that at once.

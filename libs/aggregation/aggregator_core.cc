@@ -8,7 +8,7 @@ namespace talweg::aggregation {
 
 AggregatorCore::AggregatorCore(AggregatorCoreConfig config, MemoryBudget* budget)
     : config_(std::move(config)),
-      view_(config_.job, config_.self),
+      view_(config_.job, config_.self, config_.departed),
       sessions_(&config_, &view_, &attendance_, &counters_,
                 [this](ConnectionId connection, std::optional<MemberIndex> member, Effects& out) {
                   OnLost(connection, member, out);
@@ -166,7 +166,7 @@ void AggregatorCore::OnWriteDone(WriteId id, Effects& out) {
 }
 
 void AggregatorCore::OnTick(int64_t now_ns, Effects& out) {
-  sessions_.CloseRefused(now_ns, out);
+  sessions_.OnTick(now_ns, out);
   attendance_.OnTick(now_ns);
   if (closed_ || !view_.self()) return;
   notices_.OnTick(now_ns, out);

@@ -78,6 +78,13 @@ class AggregatorCore {
   // Call it a few times a second.
   void OnTick(int64_t now_ns, Effects& out);
 
+  // Returns why a member that says a newer epoch than the present one cannot be a member of it, or
+  // "".
+  std::string WhyNotAhead(const view::MemberIdentity& member, Epoch epoch, int64_t now_ns) const {
+    return sessions_.WhyNotAhead(member, epoch, now_ns);
+  }
+  const Departed& departed() const { return view_.departed(); }
+
   // For people, tests and the simulation.
   JobStatus Status(int64_t now_ns, bool with_tensors) const;
   const AggregatorCoreConfig& config() const { return config_; }

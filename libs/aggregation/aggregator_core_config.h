@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "libs/aggregation/departed.h"
 #include "libs/base/bytes.h"
 #include "libs/base/ids.h"
 
@@ -16,6 +17,7 @@ struct AggregatorCoreConfig {
   std::string name;
   Incarnation self;       // This aggregator's incarnation, which names its place in a view.
   std::string self_name;  // For texts.
+  Departed departed;      // From an earlier life of the job at this aggregator.
   uint64_t credit_bytes = 8 * kMiB;
   // How many tensor names are remembered, refused ones included. Records are small, but a peer
   // could send names for ever.
@@ -25,6 +27,10 @@ struct AggregatorCoreConfig {
   int64_t notice_gap_max_ns = 60'000'000'000;
   // While an awaited member is absent: members use these notices to decide how long to wait.
   int64_t absent_notice_gap_max_ns = 4'000'000'000;
+  // How long the Hello of somebody who is not in the newest view here waits for a newer one.
+  int64_t ahead_hold_ns = 5'000'000'000;
+  // The time of day less the time that the caller gives; 0: the time of day is unknown.
+  int64_t unix_ahead_ns = 0;
   int64_t refused_linger_ns =
       5'000'000'000;  // The connection stays open this long, so that the peer can read the refusal.
 };

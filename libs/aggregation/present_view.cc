@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/aggregation/present_view.h"
 
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
 #include "libs/view/placement.h"
 
 namespace talweg::aggregation {
@@ -12,6 +16,13 @@ bool PresentView::IsNext(const view::View& view) const {
 }
 
 void PresentView::Set(const view::View& view) {
+  std::vector<view::ViewMember> gone;
+  std::set_difference(
+      view_.members.begin(), view_.members.end(), view.members.begin(), view.members.end(),
+      std::back_inserter(gone),
+      [](const view::ViewMember& a, const view::ViewMember& b) { return a.id < b.id; });
+  departed_.Add(gone);
+  departed_.Remove(view.members);
   view_ = view;
   self_ = view_.IndexOfAggregator(aggregator_);
   placement_digest_ = view::PlacementDigest(view_);

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "libs/aggregation/departed.h"
 #include "libs/base/ids.h"
 #include "libs/view/view.h"
 
@@ -15,11 +17,13 @@ namespace talweg::aggregation {
 // "epoch 7".
 std::string EpochText(Epoch epoch);
 
-// A job's newest view, as one aggregator sees it; the core's other parts read it. Its epoch is 0
-// before the first view. One owner thread.
+// A job's newest view, as one aggregator sees it, and who was in the views before; the core's other
+// parts read it. Its epoch is 0 before the first view. One owner thread.
 class PresentView {
  public:
-  PresentView(JobId job, Incarnation self) : job_(job), aggregator_(self) {}
+  // `departed`: from an earlier life of the job here.
+  PresentView(JobId job, Incarnation self, Departed departed = {})
+      : job_(job), aggregator_(self), departed_(std::move(departed)) {}
 
   // Whether `view` is of this job, makes sense, and has a later epoch.
   bool IsNext(const view::View& view) const;
@@ -38,6 +42,7 @@ class PresentView {
   std::optional<MemberIndex> IndexOf(const view::MemberIdentity& id) const {
     return view_.IndexOf(id);
   }
+  const Departed& departed() const { return departed_; }
   // "node 3 (host-3)".
   std::string MemberText(MemberIndex member) const;
   // Whether this aggregator, which must have a place, decides about the tensor's open round.
@@ -47,6 +52,7 @@ class PresentView {
   const JobId job_;
   const Incarnation aggregator_;
   view::View view_;
+  Departed departed_;
   std::optional<AggregatorIndex> self_;
   uint64_t placement_digest_ = 0;
 };

@@ -3,6 +3,7 @@
 
 #include "libs/base/check.h"
 #include "libs/base/counted.h"
+#include "libs/view/numbers.h"
 
 namespace talweg::aggregation {
 namespace {
@@ -28,7 +29,12 @@ void Sessions::OnHello(ConnectionId connection, Epoch epoch, const wire::Hello& 
 
 void Sessions::Admit(ConnectionId connection, Session& session, int64_t now_ns, Effects& out) {
   const wire::Hello& hello = session.hello;
-  if (session.epoch > view_->epoch()) return;  // Held until this aggregator has that view.
+  if (session.epoch > view_->epoch()) {
+    std::string why = WhyNotAhead(hello.member, session.epoch, now_ns);
+    if (why.empty()) return Hold(connection, session, now_ns, out);
+    Refuse(connection, session, wire::WelcomeStatus::kNotInView, std::move(why), now_ns, out);
+    return;
+  }
   if (!view_->self()) {
     Refuse(connection, session, wire::WelcomeStatus::kNotInView,
            "aggregator '" + config_->self_name + "' is not in " + EpochText(view_->epoch()) +
@@ -45,7 +51,7 @@ void Sessions::Admit(ConnectionId connection, Session& session, int64_t now_ns, 
     return;
   }
   // A member that is behind will hear of this view, close this connection and open another one.
-  if (session.epoch < view_->epoch()) return;
+  if (session.epoch < view_->epoch()) return Hold(connection, session, now_ns, out);
   const uint32_t rank_count = view_->view().members[member->value()].rank_count;
   if (hello.view_digest != view_->placement_digest() || hello.rank_count != rank_count) {
     Refuse(connection, session, wire::WelcomeStatus::kViewDiffers,
@@ -61,11 +67,40 @@ void Sessions::Admit(ConnectionId connection, Session& session, int64_t now_ns, 
   Welcome(connection, session, *member, out);
 }
 
-void Sessions::Welcome(ConnectionId connection, Session& session, MemberIndex member,
-                       Effects& out) {
+std::string Sessions::WhyNotAhead(const view::MemberIdentity& member, Epoch epoch,
+                                  int64_t now_ns) const {
+  const int64_t unix_ns = config_->unix_ahead_ns == 0 ? 0 : now_ns + config_->unix_ahead_ns;
+  const uint64_t believed = view::BelievedTo(view_->epoch().value(), unix_ns);
+  if (epoch.value() > believed) {
+    return EpochText(epoch) + " of job '" + config_->name +
+           "' cannot be right: no scheduler can have given one above " + std::to_string(believed) +
+           " yet";
+  }
+  if (view_->IndexOf(member) || !view_->departed().Has(member)) return "";
+  const std::string who = "node " + std::to_string(member.node.value()) + " is not in " +
+                          EpochText(view_->epoch()) + " of job '" + config_->name + "'";
+  if (!view_->departed().is_everybody()) {
+    return who + " any more: it has to join again as a new incarnation";
+  }
+  return who + ", and so many have left the job that aggregator '" + config_->self_name +
+         "' lets nobody in before the view that names it is here";
+}
+
+void Sessions::Hold(ConnectionId connection, Session& session, int64_t now_ns, Effects& out) {
+  const auto is_held = [](const Session& other) { return other.state == SessionState::kHeld; };
+  if (!Replace(connection, session, is_held, out)) return;
+  if (view_->IndexOf(session.hello.member)) {
+    session.until_ns.reset();  // It is a member, so it may wait for as long as it is one.
+  } else if (!session.until_ns) {
+    session.until_ns = now_ns + config_->ahead_hold_ns;
+  }
+}
+
+bool Sessions::Replace(ConnectionId connection, const Session& session,
+                       bool (*concerns)(const Session& other), Effects& out) {
   std::vector<ConnectionId> others;
   for (const auto& [other, candidate] : all_) {
-    if (other != connection && candidate.state != SessionState::kRefused &&
+    if (other != connection && concerns(candidate) &&
         candidate.hello.member == session.hello.member) {
       others.push_back(other);
     }
@@ -74,11 +109,19 @@ void Sessions::Welcome(ConnectionId connection, Session& session, MemberIndex me
     ++counters_->connections_replaced;
     if (other > connection) {
       Close(connection, "the agent has opened a newer connection", out);
-      return;
+      return false;
     }
     Close(other, "the agent has opened a newer connection", out);
   }
+  return true;
+}
+
+void Sessions::Welcome(ConnectionId connection, Session& session, MemberIndex member,
+                       Effects& out) {
+  const auto is_open = [](const Session& other) { return other.state != SessionState::kRefused; };
+  if (!Replace(connection, session, is_open, out)) return;
   session.state = SessionState::kActive;
+  session.until_ns.reset();
   attendance_->Enter(member, connection);
   SendEntry(connection, view_->epoch(),
             wire::Welcome{.status = wire::WelcomeStatus::kOk,
@@ -91,7 +134,7 @@ void Sessions::Refuse(ConnectionId connection, Session& session, wire::WelcomeSt
                       std::string text, int64_t now_ns, Effects& out) {
   ++counters_->hellos_refused;
   session.state = SessionState::kRefused;
-  session.close_at_ns = now_ns + config_->refused_linger_ns;
+  session.until_ns = now_ns + config_->refused_linger_ns;
   SendEntry(connection, view_->epoch(),
             wire::Welcome{.status = status, .aggregator = config_->self, .text = std::move(text)},
             out);
@@ -166,16 +209,22 @@ void Sessions::RefuseAll(const std::string& text, int64_t now_ns, Effects& out) 
     SendEntry(connection, view_->epoch(),
               wire::Failed{.code = wire::FailedCode::kJobFailed, .text = text}, out);
     session.state = SessionState::kRefused;
-    session.close_at_ns = now_ns + config_->refused_linger_ns;
+    session.until_ns = now_ns + config_->refused_linger_ns;
   }
   attendance_->LeaveAll();
 }
 
-void Sessions::CloseRefused(int64_t now_ns, Effects& out) {
+void Sessions::OnTick(int64_t now_ns, Effects& out) {
   std::vector<ConnectionId> over;
-  for (const auto& [connection, session] : all_) {
-    if (session.state == SessionState::kRefused && now_ns >= session.close_at_ns) {
+  for (auto& [connection, session] : all_) {
+    if (!session.until_ns || now_ns < *session.until_ns) continue;
+    if (session.state == SessionState::kRefused) {
       over.push_back(connection);
+    } else if (session.state == SessionState::kHeld) {
+      Refuse(connection, session, wire::WelcomeStatus::kNotInView,
+             "aggregator '" + config_->self_name + "' has not heard of " +
+                 EpochText(session.epoch) + " of job '" + config_->name + "' yet",
+             now_ns, out);
     }
   }
   for (const ConnectionId connection : over) Close(connection, "it was refused", out);

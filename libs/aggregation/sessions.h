@@ -32,7 +32,8 @@ struct Session {
   Epoch epoch;       // The epoch of its Hello, or of the last Fence that was answered.
   Epoch fence_held;  // A Fence that waits for its view; 0: none.
   wire::Hello hello;
-  int64_t close_at_ns = 0;  // kRefused.
+  // kRefused: when it is closed. kHeld: when it is refused.
+  std::optional<int64_t> until_ns;
   uint64_t refusals = 0;
   uint64_t contribution_bytes = 0;
 };
@@ -78,12 +79,17 @@ class Sessions {
 
   // Tells all members why the job is over here.
   void RefuseAll(const std::string& text, int64_t now_ns, Effects& out);
-  // Closes refused connections that have had time to read the refusal.
-  void CloseRefused(int64_t now_ns, Effects& out);
+  // Refuses Hellos that have waited too long. Closes refused connections that have had time to read
+  // the refusal.
+  void OnTick(int64_t now_ns, Effects& out);
   // Also closes a connection that has not said Hello.
   void Close(ConnectionId connection, std::string reason, Effects& out);
   // The connection is closed already.
   void Lose(ConnectionId connection, Effects& out);
+
+  // Returns why a member that says a newer epoch than is known here cannot be a member of that
+  // epoch, or "".
+  std::string WhyNotAhead(const view::MemberIdentity& member, Epoch epoch, int64_t now_ns) const;
 
   const std::map<ConnectionId, Session>& all() const { return all_; }
   const Session* Find(ConnectionId connection) const;
@@ -94,6 +100,12 @@ class Sessions {
 
  private:
   void Admit(ConnectionId connection, Session& session, int64_t now_ns, Effects& out);
+  // The Hello waits for its view. Of one member only the newest connection does.
+  void Hold(ConnectionId connection, Session& session, int64_t now_ns, Effects& out);
+  // Closes the other connections of this member for which `concerns` is true. Returns false if one
+  // of them is newer: then `connection` is closed, and its session is gone.
+  bool Replace(ConnectionId connection, const Session& session,
+               bool (*concerns)(const Session& other), Effects& out);
   void Welcome(ConnectionId connection, Session& session, MemberIndex member, Effects& out);
   void Refuse(ConnectionId connection, Session& session, wire::WelcomeStatus status,
               std::string text, int64_t now_ns, Effects& out);

@@ -103,6 +103,7 @@ absl::Status Aggregator::Open() {
                        .results_window_bytes = config_.results_by_priority
                                                    ? aggregation::ResultQueue::kUsualWindowBytes
                                                    : aggregation::ResultQueue::kNoWindow,
+                       .unix_ahead_ns = started_unix_ns_ - clock_->NowNs(),
                        .peer_connections_max = config_.peer_connections_max},
       transport_.get(), clock_,
       DataPlaneMachine{.memory = memory_thread_.get(), .link = link_, .wake = [loop = loop_.get()] {

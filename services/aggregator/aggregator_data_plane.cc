@@ -8,6 +8,7 @@
 
 #include "libs/base/counted.h"
 #include "libs/telemetry/log.h"
+#include "libs/view/numbers.h"
 
 namespace talweg::aggregator {
 namespace {
@@ -62,8 +63,11 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
                                                 .name = job_name,
                                                 .self = options_.incarnation,
                                                 .self_name = options_.name,
+                                                .departed = ended_.DepartedFrom(view.job),
                                                 .credit_bytes = options_.credit_bytes,
-                                                .refusals_max = options_.refusals_max};
+                                                .refusals_max = options_.refusals_max,
+                                                .ahead_hold_ns = options_.unknown_job_hold_ns,
+                                                .unix_ahead_ns = options_.unix_ahead_ns};
     slot = std::make_unique<ServedJob>(std::move(config), &budget_, transport_, machine_.memory,
                                        options_.slots, &lane_);
     slot->memory.SetOnAllocated(
@@ -134,7 +138,9 @@ void AggregatorDataPlane::LetLeave(std::unique_ptr<ServedJob> job) {
 void AggregatorDataPlane::CloseJob(ServedJob& job, const std::string& text) {
   if (job.core.closed()) return;
   telemetry::Log(telemetry::LogLevel::kInfo, "job '", job.core.config().name, "' is over: ", text);
-  ended_.Add(job.id(), job.core.view().epoch);
+  aggregation::Departed departed = job.core.departed();
+  departed.Add(job.core.view().members);
+  ended_.Add(job.id(), job.core.view().epoch, std::move(departed));
   job.core.OnClosed(text, clock_->NowNs(), job.effects);
   performer_.Perform(job);
 }
@@ -247,17 +253,23 @@ std::string AggregatorDataPlane::WhyRefused(const transport::PeerIdentity& peer)
   const auto job = jobs_.find(peer.job);
   if (job != jobs_.end() && !job->second->core.closed()) {
     const aggregation::AggregatorCore& core = job->second->core;
-    // The key is for a view that has not come here yet. The Hello will wait for that view.
-    if (peer.epoch > core.view().epoch) return "";
-    if (core.view().IndexOf(view::MemberIdentity{peer.node, peer.incarnation})) return "";
+    const view::MemberIdentity member{peer.node, peer.incarnation};
+    // The key may be for a view that has not come here yet. The Hello will wait for that view.
+    if (peer.epoch > core.view().epoch) {
+      return core.WhyNotAhead(member, peer.epoch, clock_->NowNs());
+    }
+    if (core.view().IndexOf(member)) return "";
     return "node " + std::to_string(peer.node.value()) + " is not in epoch " +
            std::to_string(core.view().epoch.value()) + " of job '" + core.config().name +
            "': it has to join again as a new incarnation";
   }
-  if (const std::optional<Epoch> over = ended_.EpochOf(peer.job)) {
-    return peer.epoch > *over ? "" : ended_.WhyUnknown(peer.job);
-  }
-  return ended_.IsForgotten(peer.job) ? ended_.WhyUnknown(peer.job) : "";
+  // Members of a job that an older store brings back come in when its newer view is here.
+  if (ended_.EpochOf(peer.job) || ended_.IsForgotten(peer.job)) return ended_.WhyUnknown(peer.job);
+  const int64_t unix_ns =
+      options_.unix_ahead_ns == 0 ? 0 : clock_->NowNs() + options_.unix_ahead_ns;
+  if (peer.epoch.value() <= view::BelievedTo(0, unix_ns)) return "";
+  return "epoch " + std::to_string(peer.epoch.value()) + " of job " +
+         std::to_string(peer.job.value()) + " cannot be right: no scheduler can have given it yet";
 }
 
 void AggregatorDataPlane::OnAccepted(ConnectionId id) {
@@ -288,13 +300,13 @@ void AggregatorDataPlane::OnFrame(ConnectionId id, std::span<const std::byte> by
 
 void AggregatorDataPlane::OnHello(ConnectionId id, const wire::Frame& hello,
                                   std::span<const std::byte> bytes) {
+  const wire::Hello& said = std::get<std::vector<wire::Hello>>(hello.entries).front();
   const auto found = jobs_.find(hello.header.job);
   if (found == jobs_.end() || found->second->core.closed()) {
-    lobby_.Hold(id, hello.header.job, bytes);
+    lobby_.Hold(id, hello.header.job, said.member, bytes);
     return;
   }
   ServedJob& job = *found->second;
-  const wire::Hello& said = std::get<std::vector<wire::Hello>>(hello.entries).front();
   telemetry::Log(telemetry::LogLevel::kInfo, "connection ", id, ": node ", said.member.node, " (",
                  said.node_name, ") of job '", job.core.config().name, "', epoch ",
                  hello.header.epoch);

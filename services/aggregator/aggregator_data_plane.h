@@ -86,8 +86,9 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   void OnFrame(ConnectionId connection, std::span<const std::byte> frame) override;
   void OnWriteDone(ConnectionId connection, uint64_t context) override;
 
-  // Returns why the member `peer` may not connect, or "" if it may. It may not if it is not in the
-  // job's view, or if the job is over.
+  // Returns why the member `peer` may not connect, or "" if it may. It may not if it has departed
+  // from the job or never was in it, or if the job is over. A member of a view that has not come
+  // here yet may.
   std::string WhyRefused(const transport::PeerIdentity& peer) const;
   // Moves the connection to its job, if the job is known, else has the lobby hold it.
   void OnHello(ConnectionId id, const wire::Frame& hello, std::span<const std::byte> bytes);

@@ -173,22 +173,41 @@ TEST_CASE("AggregatorDataPlane: a member has no more connections than it may", "
   pool.Until([&] { return !silent[0]->connected; });
   CHECK(silent[1]->connected);
   CHECK(other.connected);
-  // Connections that wait for a view of the job do not count as silent. So the new one is refused.
-  const view::View next = MakeView(1, 2, 2);
+  // Connections that read why they are refused do not count as silent. So the new one is refused.
+  pool.clock.Stop();
+  view::View differs = view;
+  differs.slice_bytes_max *= 2;
   for (size_t i = 1; i < 4; ++i) silent[i]->transport->Close(silent[i]->connection);
-  std::vector<HandAgent*> ahead;
+  std::vector<HandAgent*> wrong;
   for (uint64_t i = 0; i < 4; ++i) {
-    ahead.push_back(&pool.AddAgent(next, 0));
-    ahead[i]->SayHello();
-    pool.Until([&] { return pool.data_plane->JobOf(ConnectionId{6 + i}) != nullptr || i == 3; });
+    wrong.push_back(&pool.AddAgent(differs, 0));
+    wrong[i]->SayHello();
+    pool.Until([&] { return wrong[i]->Count<wire::Welcome>() == 1; });
   }
-  pool.Until([&] { return ahead[3]->Count<wire::Welcome>() == 1; });
-  CHECK(ahead[3]->Last<wire::Welcome>().text ==
+  CHECK(wrong[2]->Last<wire::Welcome>().status == wire::WelcomeStatus::kViewDiffers);
+  CHECK(wrong[3]->Last<wire::Welcome>().text ==
         "node 0 of job 1 has the peer_connections_max=3 connections that one member may have to "
         "aggregator 'agg': an agent needs one, and one more where that breaks");
   other.SayHello();
   pool.Until([&] { return other.Count<wire::Welcome>() == 1; });
   CHECK(other.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+}
+
+TEST_CASE("AggregatorDataPlane: of the connections of a member that wait for a view, one stays",
+          "[aggregator]") {
+  Pool pool({.memory_bytes_max = 64 * kMiB}, OverTcp);
+  const view::View view = MakeView(1, 2);
+  pool.data_plane->OnJobView("job", view);
+  // One waits for a newer view of the job, one for a job that is not known here.
+  for (const uint64_t job : {1, 2}) {
+    HandAgent& first = pool.AddAgent(MakeView(job, 2, 2), 0);
+    first.SayHello();
+    pool.Until([&] { return pool.data_plane->totals().connections == 2 * job - 1; });
+    HandAgent& second = pool.AddAgent(MakeView(job, 2, 2), 0);
+    second.SayHello();
+    pool.Until([&] { return !first.connected; });
+    CHECK(second.connected);
+  }
 }
 
 TEST_CASE("AggregatorDataPlane: a member may connect again beside a connection that broke",

@@ -424,6 +424,13 @@ TEST_CASE("AggregatorDataPlane: over libfabric, nobody outside the job is let in
     CHECK(is_refused(second,
                      "node 1 is not in epoch 2 of job 'job': it has to join again as a new "
                      "incarnation"));
+    // It makes keys of later epochs, too.
+    for (const uint64_t epoch : {uint64_t{3}, uint64_t{1} << 45}) {
+      second.Follow(MakeView(1, 2, epoch));
+      CHECK(is_refused(second,
+                       "node 1 is not in epoch 2 of job 'job' any more: it has to join again as a "
+                       "new incarnation"));
+    }
     CHECK(first.connected);
   }
   SECTION("The member's job is over") {
@@ -432,14 +439,45 @@ TEST_CASE("AggregatorDataPlane: over libfabric, nobody outside the job is let in
     pool.data_plane->Tick();
     REQUIRE(pool.data_plane->jobs().empty());
     CHECK(is_refused(second, kJobWasOver));
+    second.Follow(MakeView(1, 2, 3));
+    CHECK(is_refused(second, kJobWasOver));
+    // An older store has brought the job back.
+    pool.data_plane->OnJobView("job", MakeView(1, 1, 2));
+    CHECK_FALSE(is_refused(second, kJobWasOver));
+  }
+  SECTION("The epoch is one that no scheduler can have given") {
+    second.Follow(MakeView(1, 2, uint64_t{1} << 60));
+    CHECK(is_refused(second,
+                     "epoch 1152921504606846976 of job 'job' cannot be right: no scheduler can "
+                     "have given one above 86400000000001 yet"));
+    second.Follow(MakeView(7, 2, uint64_t{1} << 60));
+    CHECK(is_refused(second,
+                     "epoch 1152921504606846976 of job 7 cannot be right: no scheduler can have "
+                     "given it yet"));
   }
   CHECK(pool.data_plane->totals().connections == 2);
-  // A member with a key for a newer view than has come here is let in. Its Hello waits for the
-  // view.
-  second.Follow(MakeView(1, 2, 3));
-  second.Connect(pool.address);
-  second.SayHello();
-  pool.Until([&] { return pool.data_plane->totals().connections == 3; });
+}
+
+TEST_CASE("AggregatorDataPlane: a member of a view that has not come here waits for it",
+          "[aggregator]") {
+  const TransportMaker over = GENERATE(&OverLibfabric, &OverTcp);
+  Pool pool({.memory_bytes_max = 64 * kMiB}, over);
+  pool.data_plane->OnJobView("job", MakeView(1, 1));
+  HandAgent& joiner = pool.AddAgent(MakeView(1, 2, 3), 1);
+  joiner.SayHello();
+  pool.Until([&] { return pool.data_plane->JobOf(ConnectionId{1}) != nullptr; });
+  SECTION("The view comes") {
+    pool.data_plane->OnJobView("job", MakeView(1, 2, 3));
+    pool.Until([&] { return joiner.Count<wire::Welcome>() == 1; });
+    CHECK(joiner.Last<wire::Welcome>().status == wire::WelcomeStatus::kOk);
+  }
+  SECTION("The view does not come") {
+    pool.clock.skipped_ns += 6'000'000'000;
+    pool.Until([&] { return joiner.Count<wire::Welcome>() == 1; });
+    CHECK(joiner.Last<wire::Welcome>().status == wire::WelcomeStatus::kNotInView);
+    pool.clock.skipped_ns += 6'000'000'000;
+    pool.Until([&] { return !joiner.connected; });
+  }
 }
 
 TEST_CASE("AggregatorDataPlane: over libfabric, a Hello of another member than the token's ends it",

@@ -24,8 +24,10 @@ struct DataPlaneOptions {
   uint64_t memory_bytes_max = kGiB;
   // When so many bytes of results are under way on a connection, further results wait.
   uint64_t results_window_bytes = aggregation::ResultQueue::kNoWindow;
-  // How long a Hello waits for the view of a job that is not known yet. Agents may get a view
-  // before this aggregator does.
+  // The time of day less the clock's time; 0: the time of day is unknown.
+  int64_t unix_ahead_ns = 0;
+  // How long a Hello waits for the view of a job that is not known yet, or for one that names its
+  // member. Agents may get a view before this aggregator does.
   int64_t unknown_job_hold_ns = 5'000'000'000;
   // A connection that has not said Hello by then is closed.
   int64_t hello_timeout_ns = 10'000'000'000;

@@ -127,10 +127,22 @@ std::string Lobby::ImpostureOf(ConnectionId id, const wire::Header& header,
          (text(said) == text(*proven) ? ", of another incarnation" : "");
 }
 
-void Lobby::Hold(ConnectionId id, JobId job, std::span<const std::byte> hello) {
+void Lobby::Hold(ConnectionId id, JobId job, const view::MemberIdentity& member,
+                 std::span<const std::byte> hello) {
+  const auto other = std::find_if(guests_.begin(), guests_.end(), [&](const auto& entry) {
+    const Guest& waits = entry.second;
+    return entry.first != id && !waits.held_hello.empty() && waits.held_job == job &&
+           waits.held_member == member;
+  });
+  if (other != guests_.end()) {
+    const bool is_newest = other->first < id;
+    Close(is_newest ? other->first : id, "the agent has opened a newer connection");
+    if (!is_newest) return;
+  }
   Guest& guest = guests_.at(id);
   guest.held_hello.assign(hello.begin(), hello.end());
   guest.held_job = job;
+  guest.held_member = member;
   guest.deadline_ns = clock_->NowNs() + options_->unknown_job_hold_ns;
 }
 

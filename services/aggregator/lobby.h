@@ -13,6 +13,7 @@
 #include "libs/base/ids.h"
 #include "libs/runtime/clock.h"
 #include "libs/transport/transport.h"
+#include "libs/view/view.h"
 #include "libs/wire/frames.h"
 #include "services/aggregator/data_peer.h"
 #include "services/aggregator/data_plane_options.h"
@@ -40,6 +41,7 @@ class Lobby {
     std::string over_limit;  // Not empty: there are too many connections, and this text refuses it.
     std::vector<std::byte> held_hello;  // For a job that is not known yet.
     JobId held_job;
+    view::MemberIdentity held_member;
   };
 
   Lobby(const DataPlaneOptions* options, transport::Transport* transport,
@@ -52,8 +54,10 @@ class Lobby {
   // A frame came over a connection in the lobby. Returns it if it is a Hello that can be given to
   // its job. The caller then calls Hold or Leave.
   std::optional<wire::Frame> OnFrame(ConnectionId id, std::span<const std::byte> bytes);
-  // The job is not known yet, so its Hello waits. The peer must send nothing before the answer.
-  void Hold(ConnectionId id, JobId job, std::span<const std::byte> hello);
+  // The job is not known yet, so the Hello of `member` waits. The peer must send nothing before the
+  // answer. Of one member, only the newest connection waits.
+  void Hold(ConnectionId id, JobId job, const view::MemberIdentity& member,
+            std::span<const std::byte> hello);
   // Returns the Hellos that wait for this job, which is now known. The connections stay until
   // Leave.
   std::vector<Arrival> TakeHeld(JobId job);

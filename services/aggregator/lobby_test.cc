@@ -16,6 +16,7 @@ namespace talweg::aggregator {
 namespace {
 
 constexpr JobId kJob{5};
+constexpr view::MemberIdentity kMember{NodeRank{0}, Incarnation{100}};
 constexpr ConnectionId kFirst{1};
 constexpr ConnectionId kSecond{2};
 constexpr ConnectionId kThird{3};
@@ -24,7 +25,7 @@ constexpr ConnectionId kThird{3};
 struct Fixture {
   std::vector<std::byte> Hello(JobId job = kJob) const {
     wire::FrameWriter writer(wire::FrameType::kHello, job, Epoch{1});
-    writer.Add(wire::Hello{.member = {NodeRank{0}, Incarnation{100}}, .rank_count = 1});
+    writer.Add(wire::Hello{.member = kMember, .rank_count = 1});
     return writer.Take();
   }
   void Accept(ConnectionId id, size_t others_of_peer = 0) {
@@ -59,8 +60,8 @@ TEST_CASE("Lobby: a Hello waits for its job, and is refused when the job does no
   Fixture f;
   f.Accept(kFirst);
   f.Accept(kSecond);
-  f.lobby.Hold(kFirst, kJob, f.Hello());
-  f.lobby.Hold(kSecond, JobId{6}, f.Hello(JobId{6}));
+  f.lobby.Hold(kFirst, kJob, kMember, f.Hello());
+  f.lobby.Hold(kSecond, JobId{6}, kMember, f.Hello(JobId{6}));
   const auto arrivals = f.lobby.TakeHeld(kJob);
   REQUIRE(arrivals.size() == 1);
   CHECK(arrivals[0].id == kFirst);
@@ -78,6 +79,23 @@ TEST_CASE("Lobby: a Hello waits for its job, and is refused when the job does no
   CHECK_FALSE(f.lobby.Has(kSecond));
 }
 
+TEST_CASE("Lobby: of one member, only the newest Hello waits", "[aggregator]") {
+  Fixture f;
+  f.Accept(kFirst);
+  f.Accept(kSecond);
+  f.Accept(kThird);
+  f.lobby.Hold(kFirst, kJob, {NodeRank{1}, Incarnation{100}}, f.Hello());
+  SECTION("The older one has come first") {
+    f.lobby.Hold(kSecond, kJob, kMember, f.Hello());
+    f.lobby.Hold(kThird, kJob, kMember, f.Hello());
+  }
+  SECTION("The newer one has come first") {
+    f.lobby.Hold(kThird, kJob, kMember, f.Hello());
+    f.lobby.Hold(kSecond, kJob, kMember, f.Hello());
+  }
+  CHECK(f.lobby.ids() == std::vector{kFirst, kThird});
+}
+
 TEST_CASE("Lobby: a peer that sends anything but one Hello is closed", "[aggregator]") {
   Fixture f;
   f.Accept(kFirst);
@@ -86,7 +104,7 @@ TEST_CASE("Lobby: a peer that sends anything but one Hello is closed", "[aggrega
     CHECK_FALSE(f.lobby.OnFrame(kFirst, writer.Take()).has_value());
   }
   SECTION("It sends more before its Hello is answered") {
-    f.lobby.Hold(kFirst, kJob, f.Hello());
+    f.lobby.Hold(kFirst, kJob, kMember, f.Hello());
     CHECK_FALSE(f.lobby.OnFrame(kFirst, f.Hello()).has_value());
   }
   SECTION("It sends bytes that are no frame") {

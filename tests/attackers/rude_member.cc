@@ -259,8 +259,8 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
   const runtime::MonotonicClock clock;
   const view::MemberIdentity self = {NodeRank(0),
                                      Incarnation(static_cast<uint64_t>(clock.NowNs()) | 1)};
-  const LoneMember member(scheduler, setting, job, self);
-  if (!member.is_in()) return 1;
+  LoneMember member(scheduler, setting, job, self);
+  if (!member.WaitForView()) return 1;
   const view::View& view = member.view();
   const std::string address =
       transport::SelectAddress(view.aggregators[0].data_address, /*same_host=*/false);

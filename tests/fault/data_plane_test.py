@@ -244,6 +244,37 @@ class DataPlaneTest(unittest.TestCase):
                 cluster.wait_for_log(job.aggregators[0], "and its key is of node")
                 self._check_unharmed(job)
 
+    def test_a_member_that_has_departed_does_not_come_back_in_any_epoch(self) -> None:
+        """A member that is out of its job still has its seeds, which make keys of all epochs."""
+        for carrier in ("libfabric", "tcp", "local"):
+            for way in ("left", "lost", "over"):
+                with self.subTest(way, carrier=carrier), Cluster() as cluster:
+                    network = [] if carrier == "local" else [f"--data_transport={carrier}"]
+                    job = Job(cluster, aggregator_options=network, agent_options=network)
+                    done = subprocess.run(
+                        [
+                            str(RUNFILES / "tests/attackers/impostor"),
+                            job.scheduler.addresses["listen"],
+                            "none",
+                            carrier,
+                            way,
+                        ],
+                        capture_output=True,
+                        text=True,
+                        timeout=DEADLINE_S,
+                        check=False,
+                    )
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    self.assertIn("before: answered", done.stdout)
+                    ends = re.findall(r"epoch \d+: (.*)", done.stdout)
+                    self.assertEqual(len(ends), 4, done.stdout)
+                    # Over Talweg's own TCP, the aggregator tells the member at its Hello.
+                    refused = "refused: .*" if carrier == "tcp" else "closed: .* it refused: .*"
+                    why = "was over" if way == "over" else "(join again|cannot be right)"
+                    for end in ends:
+                        self.assertRegex(end, f"{refused}{why}", done.stdout)
+                    self._check_unharmed(job)
+
     def test_what_members_said_to_connect_over_libfabric_is_good_once(self) -> None:
         """An attacker repeats recorded bytes with noise after them, and no message is parsed."""
         with Cluster() as cluster:

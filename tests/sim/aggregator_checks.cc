@@ -106,6 +106,24 @@ void AggregatorProcess::OnToken(const transport::TokenClaim& claim, const std::s
   }
 }
 
+// A member makes keys of later epochs, too, when it is a member no more.
+void AggregatorProcess::CheckDepartedStayOut() const {
+  for (const aggregation::AggregatorCore* const job : jobs()) {
+    const auto known = were_members_.find(job->config().job);
+    if (job->closed() || known == were_members_.end()) continue;
+    for (const view::MemberIdentity& member : known->second) {
+      if (job->view().IndexOf(member)) continue;
+      if (!transport_.LetsIn({.job = job->config().job,
+                              .epoch = job->view().epoch.Next(),
+                              .node = member.node,
+                              .incarnation = member.incarnation})) {
+        continue;
+      }
+      throw Violation{name_ + ": lets in a member that has departed, in a later epoch"};
+    }
+  }
+}
+
 void AggregatorProcess::CheckTokensAreSpent() {
   if (!config_.profile->members_prove) return;
   if (transport_.LetsInAgain()) {
@@ -145,6 +163,7 @@ void AggregatorProcess::CheckFenced(const aggregation::AggregatorCore& job) cons
 void AggregatorProcess::NotePresent() {
   for (const aggregation::AggregatorCore* const job : data_plane_.jobs()) {
     for (size_t i = 0; i < job->members().size(); ++i) {
+      were_members_[job->config().job].insert(job->view().members[i].id);
       auto& [epoch, until_ns] = present_[{job->config().job, job->view().members[i].id.node}];
       if (epoch == job->view().epoch && !job->members()[i].connection) continue;
       epoch = job->view().epoch;

@@ -28,6 +28,7 @@ aggregator::DataPlaneOptions OptionsOf(const AggregatorProcess::Config& config,
           .credit_bytes = config.profile->credit_bytes,
           .memory_bytes_max = config.profile->aggregator_memory_bytes,
           .results_window_bytes = config.profile->results_window_bytes,
+          .unix_ahead_ns = kStartUnixNs,
           .refusals_max = kRefusalsMax,
           .events_per_poll = 4,
           .sum_bytes_per_poll = 1,  // One slice.
@@ -135,6 +136,7 @@ void AggregatorProcess::Tick() {
     if (jobs().size() < before.size()) trace_->Reached("a job that is over is collected");
     CheckCreditIsTold();
     CheckTokensAreSpent();
+    CheckDepartedStayOut();
   });
   Later(kTickNs, [this] { Tick(); });
 }

@@ -103,6 +103,7 @@ class AggregatorProcess : private TransportWatcher, private aggregator::MemorySo
   void CheckForgotten(const aggregation::AggregatorCore& job, ConnectionId connection) const;
   void CheckFenced(const aggregation::AggregatorCore& job) const;
   void CheckTokensAreSpent();
+  void CheckDepartedStayOut() const;
   void CheckOnlyOne(ConnectionId connection, const wire::Welcome& entry);
   void CheckWriter(const aggregation::AggregatorCore& job, ConnectionId connection,
                    const wire::Declared& entry);
@@ -139,6 +140,7 @@ class AggregatorProcess : private TransportWatcher, private aggregator::MemorySo
   };
   std::map<ConnectionId, Credit> credit_;
   std::map<uint64_t, view::MemberIdentity> writers_;  // By the key of a region.
+  std::map<JobId, std::set<view::MemberIdentity>> were_members_;
   // Until when each node was connected in the current epoch, or when the epoch began.
   std::map<std::pair<JobId, NodeRank>, std::pair<Epoch, int64_t>> present_;
   std::function<void()> at_danger_;

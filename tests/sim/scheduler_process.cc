@@ -15,7 +15,6 @@ constexpr size_t kBackupsMax = 8;
 constexpr int64_t kForGoodNs = 1'000'000 * kSecond;
 // The most times that the scheduler comes back for less than a lease.
 constexpr uint64_t kRelapsesMax = 16;
-constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
 
 // The scheduler gets no events of the network: only calls and streams reach it.
 class NoData : public Process {

@@ -23,6 +23,9 @@ namespace talweg::sim {
 // declared lost.
 inline constexpr const char* kOlderStore = "an older store is put in the scheduler's place";
 
+// The time of day when a life begins.
+inline constexpr int64_t kStartUnixNs = 1'800'000'000'000'000'000;
+
 // The scheduler with its synced store, and the calls and streams through which other processes
 // reach it.
 class SchedulerProcess {

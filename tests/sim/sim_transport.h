@@ -113,6 +113,10 @@ class SimTransport final : public transport::Transport, public Process {
 
   // Shows a token again that was let in before. Returns whether it is let in.
   bool LetsInAgain();
+  // Returns whether a member with a token that was never used is let in.
+  bool LetsIn(const transport::PeerIdentity& peer) const {
+    return !admission_ || admission_(peer).empty();
+  }
 
   // --- Process.
   void OnFrameBytes(ConnectionId connection, std::span<const std::byte> bytes) override;

@@ -63,7 +63,7 @@ void AggregatorCore::OnFrame(ConnectionId connection, const wire::Frame& frame, 
   }
   const std::optional<MemberIndex> member = sessions_.ActiveMember(connection, *session);
   if (header.type == FrameType::kContribute) {
-    sessions_.OnContributed(
+    sessions_.OnTally(
         connection, rounds_.OnContributions(connection, *session, member, frame, now_ns, out), out);
     return;
   }
@@ -108,9 +108,11 @@ void AggregatorCore::OnMemberFrame(ConnectionId connection, MemberIndex member,
     return;
   }
   if (const auto* declares = std::get_if<std::vector<wire::Declare>>(&frame.entries)) {
+    ContributionTally tally;
     for (const wire::Declare& entry : *declares) {
-      declarations_.OnDeclare(connection, member, entry, out);
+      if (!declarations_.OnDeclare(connection, member, entry, out)) ++tally.refused;
     }
+    sessions_.OnTally(connection, tally, out);
   } else if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&frame.entries)) {
     for (const wire::Failed& entry : *failed) declarations_.OnFailed(member, entry, out);
   }

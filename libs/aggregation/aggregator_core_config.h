@@ -22,7 +22,11 @@ struct AggregatorCoreConfig {
   // How many tensor names are remembered, refused ones included. Records are small, but a peer
   // could send names for ever.
   size_t tensors_max = 200'000;
-  uint64_t refusals_max = 10'000;  // A connection with more refusals is closed.
+  // How many bytes the names and groups of all tensors may take here, and texts of why some failed.
+  uint64_t record_bytes_max = 64 * kMiB;
+  // A connection with more refusals is closed: of contributions, and of declarations that ask
+  // again.
+  uint64_t refusals_max = 10'000;
   int64_t notice_first_ns = 1'000'000'000;
   int64_t notice_gap_max_ns = 60'000'000'000;
   // While an awaited member is absent: members use these notices to decide how long to wait.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "libs/base/bytes.h"
 #include "libs/base/counted.h"
 #include "libs/base/fingerprint.h"
 
@@ -21,6 +22,23 @@ wire::DeclaredStatus StatusOf(wire::FailedCode code) {
     case wire::FailedCode::kJobFailed: break;
   }
   return wire::DeclaredStatus::kMismatch;
+}
+
+// Why a tensor has failed, if longer texts have no room.
+constexpr size_t kShortTextBytes = 256;
+
+// Ends the text at the end of a UTF-8 character.
+void Shorten(std::string& text) {
+  size_t end = std::min(text.size(), kShortTextBytes);
+  while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) {
+    --end;
+  }
+  text.resize(end);
+}
+
+// What a tensor's record takes that its declaration makes as long as it likes.
+uint64_t RecordBytes(const wire::Declare& entry) {
+  return entry.name.size() + entry.group.size() * sizeof(view::Place);
 }
 
 Round HeldBy(const AggregatorTensor& tensor) {
@@ -52,51 +70,63 @@ void Declarations::AnswerMembers(AggregatorTensor& tensor, Effects& out) {
   for (uint32_t i = 0; i < view_->member_count(); ++i) Answer(tensor, MemberIndex{i}, out);
 }
 
-bool Declarations::IsRefused(ConnectionId connection, const wire::Declare& entry,
-                             const std::string& problem, Effects& out) {
-  if (entry.name.empty() || entry.key != TensorKey{Fingerprint64(entry.name)}) {
-    Say(connection,
-        wire::Declared{.key = entry.key, .status = wire::DeclaredStatus::kInvalid, .text = problem},
-        out);
-    return true;
+bool Declarations::IsRefused(ConnectionId connection, const wire::Declare& entry, Effects& out) {
+  if (tensors_->count(entry.key) != 0) return false;
+  std::string text;
+  if (tensors_->size() >= config_->tensors_max) {
+    text =
+        "' has declared " + Counted(config_->tensors_max, "tensor") + " already, which is the most";
+  } else if (record_bytes_ + RecordBytes(entry) > config_->record_bytes_max) {
+    text = "' has tensors whose names and groups take " + FormatBytes(record_bytes_) +
+           " at aggregator '" + config_->self_name + "', and they may take " +
+           FormatBytes(config_->record_bytes_max) + ": declare fewer tensors, or smaller groups";
+  } else {
+    return false;
   }
-  if (tensors_->size() < config_->tensors_max || tensors_->count(entry.key) != 0) return false;
   ++counters_->declares_over_budget;
   Say(connection,
       wire::Declared{.key = entry.key,
                      .status = wire::DeclaredStatus::kOverBudget,
-                     .text = "tensor '" + entry.name + "': job '" + config_->name +
-                             "' has declared " + Counted(config_->tensors_max, "tensor") +
-                             " already, which is the most"},
+                     .text = "tensor '" + entry.name + "': job '" + config_->name + text},
       out);
   return true;
 }
 
-void Declarations::OnDeclare(ConnectionId connection, MemberIndex member,
+bool Declarations::OnDeclare(ConnectionId connection, MemberIndex member,
                              const wire::Declare& entry, Effects& out) {
   const std::string problem = DeclareProblem(entry, view_->view());
   if (!problem.empty()) ++counters_->declares_invalid;
-  if (IsRefused(connection, entry, problem, out)) return;
+  if (entry.name.empty() || entry.key != TensorKey{Fingerprint64(entry.name)}) {
+    Say(connection,
+        wire::Declared{.key = entry.key, .status = wire::DeclaredStatus::kInvalid, .text = problem},
+        out);
+    return false;
+  }
+  if (IsRefused(connection, entry, out)) return true;
   AggregatorTensor& tensor = (*tensors_)[entry.key];
   tensor.key = entry.key;
   if (tensor.declarations.empty()) tensor.declarations.resize(view_->member_count());
   Declaration& declaration = tensor.declarations[member.value()];
+  const bool asks_again = tensor.poison && declaration.answered;
   declaration = {.declared = true, .answered = false, .result = entry.result};
   if (tensor.poison) {
     AnswerPoisoned(tensor, member, StatusOf(tensor.poison->code), out);
-    return;
+    return !asks_again;
   }
 
   const Agreement said = AgreementOf(entry, view_->epoch());
   const std::string disagreement = tensor.agreed ? Disagreement(*tensor.agreed, said) : "";
   if (!problem.empty() || !disagreement.empty()) {
     Poison(tensor, wire::FailedCode::kMismatch, disagreement.empty() ? problem : disagreement, out);
-    return;
+    return true;
   }
-  if (!tensor.agreed) tensor.agreed = said;
+  if (!tensor.agreed) {
+    tensor.agreed = said;
+    record_bytes_ += RecordBytes(entry);
+  }
   tensor.agreed->root_rank = said.root_rank;  // Ranks have new numbers in every view.
   tensor.agreed->root_epoch = view_->epoch();
-  if (!tensor.Placed() && !PlaceOrPoison(tensor, out)) return;
+  if (!tensor.Placed() && !PlaceOrPoison(tensor, out)) return true;
   if (!tensor.participation.Includes(member)) {
     declaration = {};
     Say(connection,
@@ -105,10 +135,11 @@ void Declarations::OnDeclare(ConnectionId connection, MemberIndex member,
                        .text = "tensor '" + entry.name + "': " + view_->MemberText(member) +
                                " has no rank in it, " + Describe(*tensor.agreed)},
         out);
-    return;
+    return true;
   }
   memory_->EnsureSlots(tensor, member, out);
   Answer(tensor, member, out);
+  return true;
 }
 
 // Only members that were told of the failure know of it. The tensor's owner may be new, and may
@@ -172,7 +203,10 @@ void Declarations::Poison(AggregatorTensor& tensor, wire::FailedCode code, std::
                           Effects& out) {
   if (tensor.poison) return;
   ++counters_->tensors_poisoned;
+  const bool has_room = record_bytes_ + text.size() <= config_->record_bytes_max;
+  if (!has_room) Shorten(text);
   wire::CutText(text);
+  record_bytes_ += text.size();
   tensor.poison = aggregation::Poison{code, std::move(text)};
   // The tensor's memory stays until the next view: contributions may be on their way to it.
   for (uint32_t i = 0; i < tensor.declarations.size(); ++i) {

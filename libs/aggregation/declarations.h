@@ -2,6 +2,7 @@
 #ifndef TALWEG_LIBS_AGGREGATION_DECLARATIONS_H_
 #define TALWEG_LIBS_AGGREGATION_DECLARATIONS_H_
 
+#include <cstdint>
 #include <string>
 
 #include "libs/aggregation/aggregator_core_config.h"
@@ -41,7 +42,9 @@ class Declarations {
   // Every open round is decided: answers, and releases memory that no member has asked for again.
   void AnswerAll(Effects& out);
 
-  void OnDeclare(ConnectionId connection, MemberIndex member, const wire::Declare& entry,
+  // Returns false if no agent says this: the key is not the name's, or the member asks again about
+  // a tensor of which it was told in this epoch that it has failed.
+  bool OnDeclare(ConnectionId connection, MemberIndex member, const wire::Declare& entry,
                  Effects& out);
   // A tensor has failed at a member.
   void OnFailed(MemberIndex member, const wire::Failed& entry, Effects& out);
@@ -56,9 +59,8 @@ class Declarations {
   void Poison(AggregatorTensor& tensor, wire::FailedCode code, std::string text, Effects& out);
 
  private:
-  // Whether the declaration fits no tensor, or its record has no room.
-  bool IsRefused(ConnectionId connection, const wire::Declare& entry, const std::string& problem,
-                 Effects& out);
+  // Whether there is no room for the declaration's record.
+  bool IsRefused(ConnectionId connection, const wire::Declare& entry, Effects& out);
   // Answers those members whose declarations can be answered.
   void AnswerMembers(AggregatorTensor& tensor, Effects& out);
   bool PlaceOrPoison(AggregatorTensor& tensor, Effects& out);
@@ -75,7 +77,8 @@ class Declarations {
   TensorMemory* const memory_;
   Tensors* const tensors_;
   Counters* const counters_;
-  bool answers_ = false;  // AnswerAll was called in this view.
+  bool answers_ = false;       // AnswerAll was called in this view.
+  uint64_t record_bytes_ = 0;  // What tensors' names, groups and failures take.
 };
 
 }  // namespace talweg::aggregation

@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "libs/aggregation/core_parts_fixture.h"
+#include "libs/base/fingerprint.h"
 
 namespace talweg::aggregation {
 namespace {
@@ -16,8 +17,8 @@ struct Fixture : CoreParts {
     EnterAll();
     declarations.OnView();
   }
-  void Declare(uint32_t member, const wire::Declare& declare) {
-    declarations.OnDeclare(Conn(member), MemberIndex{member}, declare, out);
+  bool Declare(uint32_t member, const wire::Declare& declare) {
+    return declarations.OnDeclare(Conn(member), MemberIndex{member}, declare, out);
   }
   void AllocateAll() {
     for (const AllocateMemory& asked : Of<AllocateMemory>()) {
@@ -92,6 +93,61 @@ TEST_CASE("Declarations: all members that have declared a tensor hear that they 
   f.declarations.OnView();
   f.Declare(0, f.DeclareOf("t", 4));
   CHECK(f.Sent<wire::Failed>().size() == 3);
+}
+
+TEST_CASE("Declarations: whoever asks again about a failed tensor is noticed", "[aggregation]") {
+  Fixture f;
+  f.declarations.AnswerAll(f.out);
+  CHECK(f.Declare(0, f.DeclareOf("t", 4)));
+  CHECK(f.Declare(0, f.DeclareOf("t", 5)));  // It is told now that the tensor has failed.
+  CHECK(f.Declare(1, f.DeclareOf("t", 4)));
+  CHECK_FALSE(f.Declare(0, f.DeclareOf("t", 4)));
+  CHECK_FALSE(f.Declare(1, f.DeclareOf("t", 4)));
+  CHECK(f.Sent<wire::Failed>().size() == 4);  // It is answered all the same.
+  SECTION("A member asks once on each connection") {
+    f.declarations.OnLost(MemberIndex{0});
+    CHECK(f.Declare(0, f.DeclareOf("t", 4)));
+  }
+  SECTION("A member asks once in each epoch") {
+    f.NextEpoch();
+    f.EnterAll();
+    f.declarations.OnView();
+    CHECK(f.Declare(0, f.DeclareOf("t", 4)));
+  }
+  SECTION("A key that is not the name's") {
+    wire::Declare other = f.DeclareOf("u");
+    other.key = TensorKey{7};
+    CHECK_FALSE(f.Declare(0, other));
+  }
+}
+
+TEST_CASE("Declarations: names and groups take no more than they may", "[aggregation]") {
+  Fixture f;
+  f.config.record_bytes_max = 100;
+  wire::Declare large = f.DeclareOf("large");
+  for (uint32_t rank = 0; rank < 8; ++rank) large.group.push_back({NodeRank{0}, LocalRank{rank}});
+  CHECK(f.Declare(0, large));
+  CHECK(f.Sent<wire::Declared>().empty());
+  wire::Declare other = large;
+  other.name = "other";
+  other.key = TensorKey{Fingerprint64(other.name)};
+  CHECK(f.Declare(0, other));
+  REQUIRE(f.Sent<wire::Declared>().size() == 1);
+  CHECK(f.Sent<wire::Declared>()[0].second.status == wire::DeclaredStatus::kOverBudget);
+  CHECK(f.Sent<wire::Declared>()[0].second.text ==
+        "tensor 'other': job 'job' has tensors whose names and groups take 69 bytes at "
+        "aggregator 'agg', and they may take 100 bytes: declare fewer tensors, or smaller groups");
+  CHECK(f.tensors.size() == 1);
+  CHECK(f.counters.declares_over_budget == 1);
+  // The first tensor goes on, and smaller ones find room.
+  CHECK(f.Declare(1, large));
+  CHECK(f.Declare(0, f.DeclareOf("small")));
+  CHECK(f.tensors.size() == 2);
+  // So does why a tensor has failed, if it is short.
+  f.declarations.OnFailed(MemberIndex{0}, {.key = large.key, .text = std::string(2000, 'x')},
+                          f.out);
+  REQUIRE(f.Sent<wire::Failed>().size() == 1);
+  CHECK(f.Sent<wire::Failed>()[0].second.text == std::string(256, 'x'));
 }
 
 TEST_CASE("Declarations: the declarations of a lost connection are forgotten", "[aggregation]") {

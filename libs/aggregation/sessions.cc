@@ -165,13 +165,14 @@ void Sessions::Fenced(ConnectionId connection, Session& session, Effects& out) {
   SendEntry(connection, view_->epoch(), wire::FenceAck{}, out);
 }
 
-void Sessions::OnContributed(ConnectionId connection, const ContributionTally& tally,
-                             Effects& out) {
+void Sessions::OnTally(ConnectionId connection, const ContributionTally& tally, Effects& out) {
   Session& session = all_.at(connection);
   session.contribution_bytes += tally.taken_bytes;
   session.refusals += tally.refused;
   if (session.refusals <= config_->refusals_max) return;
-  Close(connection, std::to_string(session.refusals) + " of its contributions were refused", out);
+  Close(connection,
+        std::to_string(session.refusals) + " of its contributions and declarations were refused",
+        out);
 }
 
 void Sessions::CloseWhoIsOut(Effects& out) {

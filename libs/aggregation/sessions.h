@@ -38,7 +38,7 @@ struct Session {
   uint64_t contribution_bytes = 0;
 };
 
-// The outcome of a frame's contributions.
+// The outcome of a frame's contributions, or of its declarations.
 struct ContributionTally {
   uint64_t refused = 0;      // In entries.
   uint64_t taken_bytes = 0;  // Data bytes of the accepted entries.
@@ -69,7 +69,7 @@ class Sessions {
   // An active session has sent a Fence.
   void OnFence(ConnectionId connection, Epoch epoch, Effects& out);
   // Closes a connection with too many refusals.
-  void OnContributed(ConnectionId connection, const ContributionTally& tally, Effects& out);
+  void OnTally(ConnectionId connection, const ContributionTally& tally, Effects& out);
 
   // In a new view: first closes the connections of members outside it, so that nothing of theirs
   // lands any more.

@@ -239,10 +239,10 @@ TEST_CASE("Sessions: too many refusals end a connection", "[aggregation]") {
   Fixture f;
   f.config.refusals_max = 2;
   f.SayHello(0, f.Conn(0));
-  f.sessions.OnContributed(f.Conn(0), {.refused = 2, .taken_bytes = 7}, f.out);
+  f.sessions.OnTally(f.Conn(0), {.refused = 2, .taken_bytes = 7}, f.out);
   CHECK(f.Of<CloseConnection>().empty());
   CHECK(f.sessions.Find(f.Conn(0))->contribution_bytes == 7);
-  f.sessions.OnContributed(f.Conn(0), {.refused = 1}, f.out);
+  f.sessions.OnTally(f.Conn(0), {.refused = 1}, f.out);
   CHECK(f.Of<CloseConnection>().size() == 1);
 }
 

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <string.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <memory>
@@ -215,6 +216,20 @@ std::string AdvertisedHostPort(const ListenSpec& spec, const SocketAddress& boun
   if (!spec.advertise_host.empty()) return JoinHostPort(spec.advertise_host, bound.port());
   const SocketAddress seen = bound.IsWildcard() ? AddressOfThisHost(bound.family()) : bound;
   return JoinHostPort(seen.Host(), bound.port());
+}
+
+std::string CountedHost(const std::string& host) {
+  const size_t zone = std::min(host.find('%'), host.size());
+  in6_addr address{};
+  if (inet_pton(AF_INET6, host.substr(0, zone).c_str(), &address) != 1) return host;
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (IN6_IS_ADDR_V4MAPPED(&address)) {
+    inet_ntop(AF_INET, &address.s6_addr[12], text.data(), text.size());
+    return text.data();
+  }
+  std::fill(address.s6_addr + 8, address.s6_addr + 16, uint8_t{0});
+  inet_ntop(AF_INET6, &address, text.data(), text.size());
+  return std::string(text.data()) + "/64" + host.substr(zone);
 }
 
 std::string JoinHostPort(const std::string& host, uint16_t port) {

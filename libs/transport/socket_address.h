@@ -61,6 +61,12 @@ std::string AdvertisedHostPort(const ListenSpec& spec, const SocketAddress& boun
 // interface, the family, and the interfaces that exist.
 absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface, int family);
 
+// Returns what the connections of the host at this literal address count to: the address, of IPv6
+// its network of 64 bits ("2001:db8:1:2::/64", "fe80::/64%eth0"), since a host may use any number
+// of addresses there. An IPv4 address in IPv6 ("::ffff:10.0.0.7") counts as IPv4. Any other text
+// stays as it is.
+std::string CountedHost(const std::string& host);
+
 // Joins host and port for Connect. A host with colons gets brackets.
 std::string JoinHostPort(const std::string& host, uint16_t port);
 

@@ -205,8 +205,8 @@ class Transport {
   virtual std::optional<PeerIdentity> ProvenIdentity(ConnectionId /*connection*/) const {
     return std::nullopt;
   }
-  // Returns the host address of an accepted connection's peer, without the port. "": this machine,
-  // through shared memory.
+  // Returns the host address of an accepted connection's peer, without the port; of IPv6 only the
+  // network of 64 bits, as connections are counted. "": this machine, through shared memory.
   virtual std::string PeerHost(ConnectionId /*connection*/) const { return ""; }
   // Like Register. If peers prove their identity and this transport itself carries out their
   // writes, the region takes only writes of `writer`.

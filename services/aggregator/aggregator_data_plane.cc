@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "libs/base/bytes.h"
 #include "libs/base/counted.h"
 #include "libs/telemetry/log.h"
 #include "libs/view/numbers.h"
@@ -221,16 +222,26 @@ void AggregatorDataPlane::Flush() {
   for (const ConnectionId id : connections_.TakeUnflushed()) {
     JobConnections::Entry* const found = connections_.Find(id);
     if (found == nullptr) continue;
-    ServedJob& job = *found->job;
-    found->connection.Flush(job.core.view().epoch, options_.credit_bytes);
-    // A peer that sends but never reads must not make this aggregator keep more and more for it.
-    if (found->connection.pending_bytes() <= options_.memory_bytes_max + kPendingBytesSlack) {
-      continue;
-    }
-    connections_.Close(id, "it does not read what it is sent");
-    job.core.OnDisconnect(id, job.effects);
-    performer_.Perform(job);
+    found->connection.Flush(found->job->core.view().epoch, options_.credit_bytes);
+    CloseIfDeaf(id);
   }
+}
+
+void AggregatorDataPlane::CloseIfDeaf(ConnectionId id) {
+  JobConnections::Entry* const found = connections_.Find(id);
+  if (found == nullptr) return;
+  ServedJob& job = *found->job;
+  const uint64_t frames_max = options_.waiting_frames_bytes_max + job.core.place().used_bytes();
+  std::string reason = "it does not read what it is sent";
+  if (found->connection.HasMoreFramesThan(frames_max)) {
+    reason +=
+        ": more than " + FormatBytes(frames_max) + " of frames wait for it, which is the most";
+  } else if (found->connection.pending_bytes() <= options_.memory_bytes_max + kPendingBytesSlack) {
+    return;
+  }
+  connections_.Close(id, reason);
+  job.core.OnDisconnect(id, job.effects);
+  performer_.Perform(job);
 }
 
 void AggregatorDataPlane::ForgetFinishedJobs() {
@@ -350,6 +361,7 @@ void AggregatorDataPlane::OnJobFrame(ConnectionId id, JobConnections::Entry& ent
     connection.SetMoreWaits((frame.header.flags & wire::kFlagMore) != 0);
   }
   performer_.PerformFrame(job, connection, contributions);
+  CloseIfDeaf(id);  // One frame may be answered with many times its bytes.
 }
 
 void AggregatorDataPlane::OnWriteDone(ConnectionId id, uint64_t context) {

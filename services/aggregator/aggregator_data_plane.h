@@ -94,6 +94,8 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   void OnHello(ConnectionId id, const wire::Frame& hello, std::span<const std::byte> bytes);
   void OnJobFrame(ConnectionId id, JobConnections::Entry& entry, std::span<const std::byte> bytes);
   void Flush();
+  // A peer that sends but never reads must not make this aggregator keep more and more for it.
+  void CloseIfDeaf(ConnectionId id);
   // Tells the link how many bytes jobs have moved, and gives back the credit for which there is
   // room. Credit that found no room is tried again if another lane has made room since, or if
   // `look_again`.

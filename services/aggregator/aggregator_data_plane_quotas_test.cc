@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -261,6 +263,49 @@ TEST_CASE("AggregatorDataPlane: jobs of one tenant share its limit", "[aggregato
   agents[1]->Say(FrameType::kDeclare, std::vector{agents[1]->DeclareOf("v", 300, Op::kSum)});
   pool.Until([&] { return agents[1]->Count<wire::Declared>() == 2; });
   CHECK(agents[1]->Last<wire::Declared>().status == wire::DeclaredStatus::kOk);
+}
+
+TEST_CASE("AggregatorDataPlane: a member that does not read is closed before much waits for it",
+          "[aggregator]") {
+  Pool pool({.memory_bytes_max = 64 * kMiB, .waiting_frames_bytes_max = 2 * kMiB}, OverTcp);
+  const view::View view = MakeView(1, 2);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& other = pool.AddAgent(view, 1);
+  HandAgent& deaf = pool.AddAgent(view, 0);
+  pool.Start({&other, &deaf}, {"w"}, 8);
+  deaf.Say(FrameType::kFailed,
+           std::vector{wire::Failed{.key = KeyOf("w"), .text = std::string(2000, 'x')}});
+  pool.Until([&] { return deaf.Count<wire::Failed>() == 1; });
+  const std::vector<wire::Declare> again(100, deaf.DeclareOf("w", 8, Op::kSum));
+  // It sends as long as it is connected, and does not poll, so it reads nothing.
+  const ConnectionId id{2};
+  REQUIRE(pool.data_plane->JobOf(id) != nullptr);
+  uint64_t waiting_max = 0;
+  for (int frame = 0; frame < 10'000 && pool.data_plane->JobOf(id) != nullptr; ++frame) {
+    deaf.Say(FrameType::kDeclare, again);
+    pool.data_plane->Poll();
+    waiting_max = std::max(waiting_max, pool.transport->PendingBytes(id));
+  }
+  CHECK(pool.data_plane->JobOf(id) == nullptr);
+  CHECK(waiting_max < 4 * kMiB);
+  pool.Until([&] { return !deaf.connected; });
+  CHECK(other.connected);
+}
+
+TEST_CASE("AggregatorDataPlane: a member that asks again and again is closed, though it reads",
+          "[aggregator]") {
+  Pool pool({.memory_bytes_max = 64 * kMiB, .refusals_max = 1000}, OverTcp);
+  const view::View view = MakeView(1, 1);
+  pool.data_plane->OnJobView("job", view);
+  HandAgent& agent = pool.AddAgent(view, 0);
+  pool.Start({&agent}, {"w"}, 8);
+  agent.Say(FrameType::kFailed, std::vector{wire::Failed{.key = KeyOf("w"), .text = "no"}});
+  const std::vector<wire::Declare> again(100, agent.DeclareOf("w", 8, Op::kSum));
+  for (int frame = 0; frame < 10; ++frame) agent.Say(FrameType::kDeclare, again);
+  pool.Until([&] { return agent.Count<wire::Declared>() == 1001; });
+  CHECK(agent.connected);
+  agent.Say(FrameType::kDeclare, again);
+  pool.Until([&] { return !agent.connected; });
 }
 
 }  // namespace

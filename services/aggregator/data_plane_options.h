@@ -32,6 +32,9 @@ struct DataPlaneOptions {
   // A connection that has not said Hello by then is closed.
   int64_t hello_timeout_ns = 10'000'000'000;
   uint64_t refusals_max = 10'000;  // A connection with more refusals is closed.
+  // A connection is closed if more bytes of frames wait because its member does not read, besides
+  // as many as its job has placed here: results that are short travel in frames.
+  uint64_t waiting_frames_bytes_max = 32 * kMiB;
   // `peer_connections_max`: of one member, or of one address without a member's key.
   // `unproven_connections_max`: of all that have not come to a job. 0: any number.
   size_t peer_connections_max = 256;

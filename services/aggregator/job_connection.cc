@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/aggregator/job_connection.h"
 
+#include <algorithm>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -137,6 +138,8 @@ bool JobConnection::OnWritten(uint64_t write) {
 
 void JobConnection::PostFrame(std::vector<std::byte> frame) {
   traffic_.sent_bytes += frame.size();
+  frames_.push_back({.end = traffic_.sent_bytes, .bytes = frame.size()});
+  frames_bytes_ += frame.size();
   share_.totals->sent_bytes += frame.size();
   if (SharesLink()) credit_->OnSent(frame.size());
   share_.transport->PostFrame(config_.id, std::move(frame));
@@ -156,6 +159,7 @@ void JobConnection::UpdateWants() {
 
 void JobConnection::Flush(Epoch epoch, uint64_t credit_bytes) {
   has_news_ = false;
+  ForgetFramesThatLeft();
   // Credit that is kept waits until a result carries it, or for FlushKept.
   outbox_.Flush(epoch, credit_meter_.KeptBytes(credit_bytes));
 }
@@ -167,6 +171,22 @@ void JobConnection::End() {
   more_wait_ = false;
   UpdateWants();
   credit_->Forget(config_.id);
+}
+
+void JobConnection::ForgetFramesThatLeft() {
+  // Frames and writes leave in the order in which they were posted.
+  const uint64_t pending = share_.transport->PendingBytes(config_.id);
+  const uint64_t left = traffic_.sent_bytes - std::min(pending, traffic_.sent_bytes);
+  while (!frames_.empty() && frames_.front().end <= left) {
+    frames_bytes_ -= frames_.front().bytes;
+    frames_.pop_front();
+  }
+}
+
+bool JobConnection::HasMoreFramesThan(uint64_t bytes_max) {
+  if (frames_bytes_ <= bytes_max) return false;
+  ForgetFramesThatLeft();
+  return frames_bytes_ > bytes_max;
 }
 
 uint64_t JobConnection::pending_bytes() const {

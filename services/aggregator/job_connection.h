@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -84,6 +85,9 @@ class JobConnection {
   bool has_news() const { return has_news_; }
   // Returns the bytes that wait because the member does not read.
   uint64_t pending_bytes() const;
+  // Returns whether frames of more than `bytes_max` wait for that reason. They are copies, and
+  // nobody has reserved memory for them. Results that are written lie in their own memory.
+  bool HasMoreFramesThan(uint64_t bytes_max);
 
  private:
   // A result that is being written to the member, or waits for that.
@@ -98,6 +102,7 @@ class JobConnection {
   bool SharesLink() const { return is_over_link() && credit_->is_shared(); }
   void MarkUnflushed();
   void UpdateWants();
+  void ForgetFramesThatLeft();
   void PostFrame(std::vector<std::byte> frame);
   void PostResult(const aggregation::SendResult& effect);
   void HurryResults();
@@ -113,6 +118,13 @@ class JobConnection {
   std::unordered_map<uint64_t, ResultWrite> writes_;  // By WriteId.
   aggregation::ResultQueue results_;
   ConnectionTraffic traffic_;
+  // A frame that may not have left yet.
+  struct PostedFrame {
+    uint64_t end = 0;  // traffic_.sent_bytes with it.
+    uint64_t bytes = 0;
+  };
+  std::deque<PostedFrame> frames_;
+  uint64_t frames_bytes_ = 0;  // The sum over frames_.
 };
 
 }  // namespace talweg::aggregator

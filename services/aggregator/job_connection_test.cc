@@ -36,6 +36,7 @@ class PostedTransport final : public transport::Transport {
   }
   transport::PostResult PostFrame(ConnectionId, std::vector<std::byte> bytes) override {
     const wire::Header header = std::get<wire::Frame>(wire::ParseFrame(bytes)).header;
+    frame_bytes += bytes.size();
     posted.push_back(std::string(wire::FrameTypeName(header.type)) +
                      (header.credit_bytes > 0 ? " +" + std::to_string(header.credit_bytes) : ""));
     return transport::PostResult::kPosted;
@@ -43,9 +44,11 @@ class PostedTransport final : public transport::Transport {
   int Poll(transport::EventSink&, int) override { return 0; }
   int WaitDescriptor() const override { return -1; }
   bool PrepareToSleep() override { return true; }
-  uint64_t PendingBytes(ConnectionId) const override { return 0; }
+  uint64_t PendingBytes(ConnectionId) const override { return pending_bytes; }
 
   std::vector<std::string> posted;
+  uint64_t frame_bytes = 0;  // The sum over all posted frames.
+  uint64_t pending_bytes = 0;
 };
 
 struct Fixture {
@@ -161,6 +164,30 @@ TEST_CASE("JobConnection: its job wants the link as long as results are being wr
   SECTION("The connection is over") { f.connection.End(); }
   f.GiveBack();
   CHECK(f.link.PartOf(JobId{1}) == 0);
+}
+
+TEST_CASE("JobConnection: it knows how many bytes of frames wait", "[aggregator]") {
+  Fixture f;
+  const auto fail = [&f] {
+    f.connection.Say({.connection = kId, .epoch = Epoch{1}, .entry = wire::Failed{.text = "no"}});
+    f.Posted();
+  };
+  fail();
+  const uint64_t each = f.transport.frame_bytes;
+  // Nothing has left: the frame, a result, and another frame with the result's own.
+  f.transport.pending_bytes = kGiB;
+  f.SendWritten(1);
+  fail();
+  const uint64_t frames = f.transport.frame_bytes;
+  f.transport.pending_bytes = frames + kResultBytes;
+  CHECK(f.connection.HasMoreFramesThan(frames - 1));
+  CHECK_FALSE(f.connection.HasMoreFramesThan(frames));
+  // The first frame has left, and half of the result.
+  f.transport.pending_bytes = frames - each + kResultBytes / 2;
+  CHECK(f.connection.HasMoreFramesThan(frames - each - 1));
+  CHECK_FALSE(f.connection.HasMoreFramesThan(frames - each));
+  f.transport.pending_bytes = 0;
+  CHECK_FALSE(f.connection.HasMoreFramesThan(0));
 }
 
 }  // namespace

@@ -25,7 +25,10 @@ LoneMember::LoneMember(const std::string& scheduler, const std::string& setting,
       }) {
   membership::JobSpec spec;
   spec.max_members = members;
-  if (members > 1) spec.loss_policy = membership::LossPolicy::kContinue;
+  if (members > 1) {
+    spec.loss_policy = membership::LossPolicy::kContinue;
+    spec.gather_ns = std::chrono::nanoseconds(kPatience).count();
+  }
   client_.JoinJob({.job_name = job,
                    .spec = spec,
                    .member = {.id = self, .rank_count = 1, .name = job, .admin_address = ""},

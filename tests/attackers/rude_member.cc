@@ -9,9 +9,11 @@
 // refused: contributes to tensors that nobody has declared, without end and without credit.
 // garbage: sends bytes that are no frame, and connects again when its connection is closed.
 // silent: opens 400 connections, says Hello on none, and opens again those that were closed.
+// deaf: declares a tensor that has failed again and again, and hardly reads the answers.
+// names: declares tensors of new names without end, each for 4096 ranks.
 //
 // It prints "ready" when it has begun, and "done N" after each 16 further units: rounds, frames,
-// frames, connections.
+// frames, connections, frames, frames.
 #include <poll.h>
 
 #include <array>
@@ -54,6 +56,7 @@ class Rude : public transport::EventSink {
     std::fflush(stdout);
     while (true) {
       const bool more = Go();
+      if (!Reads()) continue;
       if (transport_->Poll(*this, 64) > 0 || more || !transport_->PrepareToSleep()) continue;
       pollfd descriptor{transport_->WaitDescriptor(), POLLIN, 0};
       poll(&descriptor, 1, 10);
@@ -70,6 +73,8 @@ class Rude : public transport::EventSink {
   virtual void Begin() {}
   // Does some work. Returns false if there is nothing to do before a network event.
   virtual bool Go() = 0;
+  // Returns whether it looks for what has come, after this work.
+  virtual bool Reads() { return true; }
 
   ConnectionId Connect() {
     return *transport_->Connect(
@@ -227,6 +232,52 @@ class Garbage final : public Flood {
   uint32_t last_ = 0;
 };
 
+// The only member of its view says that the tensor has failed, with a long text, which each answer
+// repeats.
+class Deaf final : public Flood {
+ public:
+  using Flood::Flood;
+
+ private:
+  static constexpr uint64_t kSeldom = 256;
+  static constexpr size_t kEntries = 400;
+
+  void Send() override {
+    const wire::Declare declare = {.key = TensorKey{Fingerprint64("t")},
+                                   .name = "t",
+                                   .collective = Collective::Of(DType::kF32, Op::kSum, 1)};
+    Say(wire::FrameType::kDeclare, std::vector(kEntries, declare));
+    if (declared_on_ == connection_) return;
+    declared_on_ = connection_;
+    Say(wire::FrameType::kFailed,
+        std::vector{wire::Failed{.key = declare.key, .text = std::string(2000, 'x')}});
+  }
+  // Frames leave when they are posted. It looks only now and then whether it is still connected.
+  bool Reads() override { return ++passes_ % kSeldom == 0 || IsFull(); }
+
+  std::optional<ConnectionId> declared_on_;
+  uint64_t passes_ = 0;
+};
+
+class Names final : public Flood {
+ public:
+  using Flood::Flood;
+
+ private:
+  void Send() override {
+    const std::string name = "name " + std::to_string(++last_);
+    wire::Declare declare = {.key = TensorKey{Fingerprint64(name)},
+                             .name = name,
+                             .collective = Collective::Of(DType::kF32, Op::kSum, 1)};
+    for (uint32_t rank = 0; rank < wire::kGroupRanksMax; ++rank) {
+      declare.group.push_back({NodeRank{rank}, LocalRank{0}});
+    }
+    Say(wire::FrameType::kDeclare, std::vector{declare});
+  }
+
+  uint64_t last_ = 0;
+};
+
 class Silent final : public Rude {
  public:
   using Rude::Rude;
@@ -278,6 +329,8 @@ int Run(const std::string& scheduler, const std::string& setting, const std::str
   if (manner == "refused") rude = std::make_unique<RefusedFlood>(raw, view, self);
   if (manner == "garbage") rude = std::make_unique<Garbage>(raw, view, self);
   if (manner == "silent") rude = std::make_unique<Silent>(raw, view, self);
+  if (manner == "deaf") rude = std::make_unique<Deaf>(raw, view, self);
+  if (manner == "names") rude = std::make_unique<Names>(raw, view, self);
   if (rude == nullptr) {
     std::printf("no such manner: %s\n", manner.c_str());
     return 2;

@@ -29,6 +29,12 @@ def _status(address: str) -> dict[str, Any]:
     return answer
 
 
+def _resident_mib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) // 1024
+
+
 def _rude(cluster: Cluster, job: Job, manner: str, name: str = "rude") -> Rank:
     """Starts a member of another job that misbehaves in that manner. Returns when it does."""
     program = str(RUNFILES / "tests/attackers/rude_member")
@@ -131,6 +137,27 @@ class QuotasTest(unittest.TestCase):
                 cluster.stop(rude.process)
                 for rank in job.all_ranks():
                     rank.goes_on()
+
+    def test_an_aggregators_memory_is_bounded_beside_jobs_that_make_it_keep_more(self) -> None:
+        """A member reads no answers, or declares more names than an aggregator can remember."""
+        for manner, enough in (("deaf", "done 2048"), ("names", "done 16384")):
+            with self.subTest(manner), Cluster() as cluster:
+                job = Job(cluster, aggregator_options=_TCP, agent_options=_TCP)
+                pid = job.aggregators[0].process.pid
+                before = _resident_mib(pid)
+                rude = _rude(cluster, job, manner)
+                # Without bounds, the aggregator would keep 3 GiB of answers, or 500 MiB of groups.
+                rude.wait_for(enough)
+                grown = _resident_mib(pid) - before
+                print(f"{manner}: the aggregator has grown by {grown} MiB")
+                self.assertLess(grown, 300)
+                for rank in job.all_ranks():
+                    rank.goes_on()
+                if manner == "deaf":
+                    why = "(of frames wait for it|contributions and declarations were refused)"
+                    cluster.wait_for_log(job.aggregators[0], why)
+                for daemon in (*job.aggregators, *job.agents):
+                    self.assertIsNone(daemon.process.poll())
 
     def test_an_agent_comes_in_beside_silent_connections(self) -> None:
         with Cluster() as cluster:

@@ -258,7 +258,7 @@ PostResult FabricTransport::PostFrame(ConnectionId id, std::vector<std::byte> fr
 
 std::string FabricTransport::PeerHost(ConnectionId id) const {
   const auto found = peers_.find(id);
-  return found == peers_.end() ? "" : HostOf(found->second->connection->peer());
+  return found == peers_.end() ? "" : CountedHost(HostOf(found->second->connection->peer()));
 }
 
 std::optional<PeerIdentity> FabricTransport::ProvenIdentity(ConnectionId id) const {

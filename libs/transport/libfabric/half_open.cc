@@ -73,7 +73,8 @@ std::vector<HalfOpen::Stranger> HalfOpen::FindAll(const std::unordered_set<std::
     const auto known = since_ns_.find(key);
     const int64_t since = known == since_ns_.end() ? now_ns : known->second;
     since_ns.emplace(key, since);
-    strangers.push_back({.descriptor = descriptor, .host = other.Host(), .since_ns = since});
+    strangers.push_back(
+        {.descriptor = descriptor, .host = CountedHost(other.Host()), .since_ns = since});
   }
   since_ns_ = std::move(since_ns);
   pause_ns_ = kLookNs + descriptor_count * kLookNsForEach;

@@ -80,7 +80,7 @@ void TcpTransport::AcceptAll(int listener) {
 }
 
 void TcpTransport::OnAccepted(Descriptor socket, const SocketAddress& from) {
-  const std::string host = from.Host();
+  const std::string host = CountedHost(from.Host());
   MakeRoomFor(host);
   const int on = 1;
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));

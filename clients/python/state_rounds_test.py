@@ -50,6 +50,7 @@ class _Calls:
         root: int = 0,
         ranks: Sequence[int] = (),
         suffix: str = "",
+        goes_on: bool = False,
     ) -> None:
         tensor, round_ = self._start(name + suffix, op, root, ranks, array.tobytes())
         count = 1 if op == Op.BROADCAST else self._size

@@ -26,8 +26,8 @@ def _steps_of(rank: Rank) -> list[tuple[int, list[int]]]:
 
 
 def _obedient(job: Job) -> tuple[list[Rank], Rank]:
-    """Returns the first two ranks, and the last one."""
-    ranks = job.all_ranks()
+    """Returns the first two ranks, and the last one. Ranks of one node get numbers as they come."""
+    ranks = sorted(job.all_ranks(), key=lambda rank: "".join(rank.seen))
     return ranks[:2], ranks[2]
 
 

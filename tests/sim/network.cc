@@ -15,7 +15,7 @@ void Trace::Add(int64_t now_ns, const std::string& who, const std::string& what)
 }
 
 void Trace::AddLog(int64_t now_ns, const std::string& text) {
-  if (text.find("contributions were refused") != std::string::npos) {
+  if (text.find("declarations were refused") != std::string::npos) {
     Reached("a connection closed, as too much of it was refused");
   }
   if (on_) Add(now_ns, speaker_ != nullptr ? *speaker_ : "somebody", text);

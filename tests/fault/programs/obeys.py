@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that does what it is told, with a tensor of 10 ms patience.
 
-It reads lines: "push" pushes the tensor's next round, "take" waits for it. Each rank gives 1, 256,
-65536, ... by its number. It prints "step N has [A, B, ...] of R ranks" for each round that it
-takes: how many contributions of every rank the sum has, and how many ranks it was told of.
+It prints "rank N", then it reads lines: "push" pushes the tensor's next round, "take" waits for it.
+Each rank gives 1, 256, 65536, ... by its number. It prints "step N has [A, B, ...] of R ranks" for
+each round that it takes: how many contributions of every rank the sum has, and how many ranks it
+was told of.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def main() -> int:
     talweg.init()
     own = np.full(1000, float(_BASE ** talweg.rank()))
     talweg.declare("w", own.dtype, own.size, Op.SUM, patience=0.01)
+    print(f"rank {talweg.rank()}", flush=True)
     print("step 3: it is told what to do", flush=True)  # Jobs wait for this step.
     step = 0
     handle = None

@@ -40,14 +40,15 @@ class Round:
 
     client: Client
     handle: Handle
-    then: Callable[[], None] | None = None
+    # Is called with this object, and holds no reference to it: a round is left without delay.
+    then: Callable[[Any], None] | None = None
 
     def finish(self) -> None:
         """Returns when the result is there. An interrupted call can be repeated."""
         if not self.handle.done:
             finish(self.client, self.handle)
         if self.then is not None:
-            self.then()
+            self.then(self)
 
 
 @dataclass(eq=False)
@@ -134,9 +135,8 @@ class Rounds:
             handle = rounds.repeat(client, declared, address, 0, lanes)
         except Busy as error:
             raise self._explained(error) from None
-        comparison = Comparison(client, handle)
 
-        def judge() -> None:
+        def judge(comparison: Comparison) -> None:
             comparison.then = None
             one, other = np.split(lanes, 2)
             comparison.layouts_differ = not _are_alike(other)
@@ -146,8 +146,7 @@ class Rounds:
                 finally:
                     self._mismatches += 1
 
-        comparison.then = judge
-        return comparison
+        return Comparison(client, handle, judge)
 
     def _raise_mismatch(self, own: tuple[str, str], name: str) -> None:
         try:

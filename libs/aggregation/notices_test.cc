@@ -23,6 +23,15 @@ struct Fixture : CoreParts {
     }
     out.clear();
   }
+  // To round 3.
+  static wire::Contribute ContributionTo(const AggregatorTensor& tensor) {
+    return {.key = tensor.key,
+            .round = Round{3},
+            .rank_count = 1,
+            .length_bytes = 16,
+            .mode = wire::Mode::kSum,
+            .form = wire::Form::kWritten};
+  }
   size_t NoticesBy(int64_t now_ns) {
     out.clear();
     notices.OnTick(now_ns, out);
@@ -44,12 +53,7 @@ TEST_CASE(
   Fixture f;
   f.ReportAll();
   AggregatorTensor& tensor = f.Answered("t");
-  wire::Contribute given = {.key = tensor.key,
-                            .round = Round{3},
-                            .rank_count = 1,
-                            .length_bytes = 16,
-                            .mode = wire::Mode::kSum,
-                            .form = wire::Form::kWritten};
+  const wire::Contribute given = Fixture::ContributionTo(tensor);
   tensor.local[0].round.OnContribution(MemberIndex{0}, given, 0);
   CHECK(f.NoticesBy(f.kSecond - 1) == 0);
   CHECK(f.NoticesBy(f.kSecond) == 2);
@@ -72,13 +76,7 @@ TEST_CASE("Notices: a member is told to hurry again with each notice", "[aggrega
   f.ReportAll();
   AggregatorTensor& tensor = f.Answered("t");
   tensor.agreed->collective.patience_ms = 5;
-  const wire::Contribute given = {.key = tensor.key,
-                                  .round = Round{3},
-                                  .rank_count = 1,
-                                  .length_bytes = 16,
-                                  .mode = wire::Mode::kSum,
-                                  .form = wire::Form::kWritten};
-  tensor.local[0].round.OnContribution(MemberIndex{0}, given, 0);
+  tensor.local[0].round.OnContribution(MemberIndex{0}, Fixture::ContributionTo(tensor), 0);
   const auto hurried = [&] {
     std::vector<ConnectionId> told;
     for (const auto& [connection, waiting] : f.Sent<wire::Waiting>()) {

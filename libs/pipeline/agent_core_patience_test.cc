@@ -34,6 +34,13 @@ struct Fixture : testing::Fixture {
     for (Effect& effect : Flush()) effects.push_back(std::move(effect));
     return effects;
   }
+  // Round 1 is under way when the view comes; the owners decide about it.
+  void Recover(const view::View& view, wire::Verdict verdict) {
+    OnView(view);
+    AgreeTo(AnswerAll());
+    AgreeTo(Flush());
+    Decide("w", verdict, 1);
+  }
   // What is combined for the node's contribution, and that contribution's result.
   Effects Finish(const Effects& effects) {
     const auto reductions = Of<ReduceSlice>(effects);
@@ -216,10 +223,7 @@ TEST_CASE("AgentCore: a node that is alone since a rank pushed counts its own ra
   Fixture f;
   f.StartPatient(MakeView(1, {2, 2}, 1));
   f.Push(0, 0, 1);
-  f.OnView(MakeView(2, {2}, 1));
-  f.AgreeTo(f.AnswerAll());
-  f.AgreeTo(f.Flush());
-  f.Decide("w", wire::Verdict::kRedo, 1);
+  f.Recover(MakeView(2, {2}, 1), wire::Verdict::kRedo);
   f.now_ns += AgentCoreConfig().waiting_first_ns;
   f.Tick();
   const auto reductions = f.Of<ReduceSlice>(f.AfterPatience());
@@ -234,10 +238,7 @@ TEST_CASE("AgentCore: a round that is begun again has the same ranks", "[pipelin
   f.Hurry(1);
   f.AfterPatience();
   f.Push(1, 0, 1);
-  f.OnView(MakeView(2, {2, 2}, 1));
-  f.AgreeTo(f.AnswerAll());
-  f.AgreeTo(f.Flush());
-  f.Decide("w", wire::Verdict::kRedo, 1);
+  f.Recover(MakeView(2, {2, 2}, 1), wire::Verdict::kRedo);
   const auto again = f.Of<ReduceSlice>(f.Flush());
   REQUIRE(again.size() == 1);
   CHECK(again[0].inputs == std::vector{LocalRank{0}});
@@ -250,10 +251,7 @@ TEST_CASE("AgentCore: after an aborted round a late rank is not left out of the 
   f.Push(0, 0, 1);
   f.Hurry(1);
   f.AfterPatience();
-  f.OnView(MakeView(2, {2, 2}, 1));
-  f.AgreeTo(f.AnswerAll());
-  f.AgreeTo(f.Flush());
-  f.Decide("w", wire::Verdict::kAbort, 1);
+  f.Recover(MakeView(2, {2, 2}, 1), wire::Verdict::kAbort);
   f.Push(0, 0, 2);
   f.Hurry(2);
   CHECK(f.Of<ReduceSlice>(f.AfterPatience()).empty());
@@ -272,10 +270,7 @@ TEST_CASE("AgentCore: no rank is left out of the round after one without a resul
   f.StartPatient(MakeView(1, {2, 2}, 1));
   f.Push(0, 0, 1);
   f.Push(1, 0, 1);
-  f.OnView(MakeView(2, {2, 2}, 1));
-  f.AgreeTo(f.AnswerAll());
-  f.AgreeTo(f.Flush());
-  f.Decide("w", wire::Verdict::kAbort, 1);
+  f.Recover(MakeView(2, {2, 2}, 1), wire::Verdict::kAbort);
   f.Push(0, 0, 2);
   f.Hurry(2);
   // Rank 1 may not have looked at round 1 yet.

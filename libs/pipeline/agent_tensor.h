@@ -220,6 +220,8 @@ struct AgentTensor {
   std::vector<LocalRank> MissingRanks() const;
   // Whether `rank`, by its last push, is a round behind.
   bool Owes(LocalRank rank) const { return rank.value() < owes.size() && owes[rank.value()]; }
+  // Whether a push of `round` by `rank` is of a round that went on without the rank and is over.
+  bool IsOwed(Round round, LocalRank rank) const { return round <= held.round && Owes(rank); }
   // Whether the open round may go on without the ranks that have not pushed it. A rank that has
   // not been told of the tensor would begin with the next round, and stay a round behind the
   // others. What a rank that is always late gives would never be in a sum.

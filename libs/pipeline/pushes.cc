@@ -50,7 +50,7 @@ std::string Pushes::Problem(const Push& push) const {
     return "pushed tensor '" + tensor.spec.name +
            "', which it takes no part in: " + Describe(tensor.spec);
   }
-  const bool is_late = push.round <= tensor.held.round && tensor.Owes(push.rank);
+  const bool is_late = tensor.IsOwed(push.round, push.rank);
   if (push.round != tensor.open_round() && !is_late) {
     return "pushed round " + std::to_string(push.round.value()) + " of tensor '" +
            tensor.spec.name + "'; the next is " + std::to_string(tensor.open_round().value());
@@ -157,7 +157,7 @@ void Pushes::Contribute(AgentTensor& tensor, Effects& out) {
 }
 
 bool Pushes::TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out) {
-  if (push.round <= tensor.held.round && tensor.Owes(push.rank)) {
+  if (tensor.IsOwed(push.round, push.rank)) {
     tensor.owes[push.rank.value()] = false;
     if (push.round == tensor.held.round) out.push_back(Rounds::CompletionOf(tensor));
     return true;

@@ -69,7 +69,8 @@ class Tensors:
                 declaration = declared.declaration
                 if declaration.op is Op.BROADCAST or declaration.ranks:
                     del self._tensors[name]
-                    self._patience[name] = declaration.patience_ms
+                    if declaration.patience_ms:
+                        self._patience[name] = declaration.patience_ms
 
     def is_new(self, name: str) -> bool:
         """Whether this rank has not used the name yet."""
@@ -251,10 +252,11 @@ class Tensors:
         in_place: bool = False,
         tells: bool = True,
     ) -> list[Declared]:
-        declarations = [
-            (name, self._as_patient_as_before(name, declaration), priority)
-            for name, declaration, priority in declarations
-        ]
+        if self._patience:
+            declarations = [
+                (name, self._as_patient_as_before(name, declaration), priority)
+                for name, declaration, priority in declarations
+            ]
         new = [each for each in declarations if tells and each[0] not in self._tensors]
         try:
             tensors = self._ask(declarations, on_gpu, in_place)

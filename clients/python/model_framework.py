@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from talweg._exchange import exchange
-from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
+from talweg._exchange.adapter import DENSE, Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.exchange import GradientExchange
+from talweg._exchange.marks import Marks, names_digest
 from talweg.errors import Busy
-
-DIGEST = 2 * exchange._DIGEST_BYTES
 
 
 @dataclass
@@ -36,6 +34,17 @@ class Ticket:
     is_open: bool = True
 
 
+def _marks(data: bytearray) -> Marks:
+    """Returns the marks that a copy of `data` holds."""
+    marks = Marks((len(data) - len(Marks(0).data)) // 2)
+    marks.data[:] = data
+    return marks
+
+
+def _raise_to(view: memoryview, place: int, byte: int) -> None:
+    view[place] = max(view[place], byte)
+
+
 def said(names: Iterable[str]) -> list[str]:
     """What a rank says that has parameters of these names."""
     return [str(Parameter(name, 4, "f32")) for name in names]
@@ -50,6 +59,7 @@ class Framework(Adapter):
         passes: int = 1,
         name: str = "x",
         leaves_out: bool = False,
+        may_have_sparse: Iterable[int] = (),
     ) -> None:
         self.log: list[str] = []
         self.gradients: dict[int, Gradient | None] = {}
@@ -62,6 +72,9 @@ class Framework(Adapter):
         self.rounds: Counter[str] = Counter()
         self.others: dict[str, float] = {}  # The other rank's gradients, by their tensors.
         self.others_marks: dict[int, int] = {}  # -1: the rank's own.
+        self.others_forms: dict[int, int] = {}
+        self.may_have_sparse = set(may_have_sparse)
+        self.sparse: dict[int, int] = {}  # Sparse dimensions of gradients that are sparse here.
         self.late: set[str] = set()  # Tensors whose averages are not there yet.
         self.in_order = False
         self.comes_late = False  # The other rank has made steps before.
@@ -112,9 +125,23 @@ class Framework(Adapter):
         ticket.version = gradient.version if gradient else 0
         return self._start(ticket, tensor.priority)
 
+    def may_be_sparse(self, index: int) -> bool:
+        return index in self.may_have_sparse
+
+    def form_of(self, index: int) -> int:
+        return self.sparse.get(index, DENSE)
+
+    def start_sparse(self, tensor: Tensor, has_gradient: bool, dimensions: int) -> Ticket:
+        ticket = self.start(tensor, has_gradient)
+        self.log[-1] += f" sparse {dimensions}"
+        return ticket
+
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Ticket:
         ticket = self._start(Ticket(name, marks=marks), priority)
-        self.log[-1] = f"push {name}={list(marks[:-DIGEST])}"
+        told = _marks(marks)
+        self.log[-1] = f"push {name}={[*told.used, *told.ranks_with_batch]}"
+        if self.may_have_sparse:
+            self.log[-1] += f" {list(told.forms)}"
         return ticket
 
     def finish(self, ticket: Ticket) -> float:
@@ -125,13 +152,16 @@ class Framework(Adapter):
         self.log.append(f"take {ticket.name}")
         self._interrupt(f"take {ticket.name}")
         if ticket.marks is not None:
+            told = _marks(ticket.marks)
             for index, mark in self.others_marks.items():
-                place = index if index >= 0 else index - DIGEST
-                ticket.marks[place] = max(ticket.marks[place], mark)
+                where = (told.ranks_with_batch, 0) if index < 0 else (told.used, index)
+                _raise_to(*where, mark)
+            for index, form in self.others_forms.items():
+                _raise_to(told.forms, index, form)
             if self.others_names is not None:
-                theirs = exchange._names_digest(self.others_names)
-                for place, byte in enumerate(theirs, len(ticket.marks) - DIGEST):
-                    ticket.marks[place] = max(ticket.marks[place], byte)
+                for place, byte in enumerate(names_digest(self.others_names)):
+                    _raise_to(told.digest, place, byte)
+            ticket.marks[:] = told.data
         return (ticket.value + self.others.get(ticket.name, 0.0)) / 2
 
     def is_there(self, ticket: Ticket) -> bool:

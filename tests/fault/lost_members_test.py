@@ -37,6 +37,15 @@ class LostMembersTest(unittest.TestCase):
     def test_a_gather_leaves_out_the_rows_of_a_rank_that_is_lost_between_its_rounds(self) -> None:
         self._run("gather_on.py", ["1", "1:2", "2:9:between"], _NODES - 2)
 
+    def test_sparse_sums_go_on_in_the_middle_of_losses(self) -> None:
+        for way in ("gathered", "dealt", "dealt"):
+            seed = secrets.randbelow(1 << 32)
+            with self.subTest(seed=seed, way=way):
+                randomly = random.Random(seed)
+                first, second = randomly.sample(range(_NODES), 2)
+                dies = (f"{first}:{randomly.randint(2, 8)}", f"{second}:{randomly.randint(2, 14)}")
+                self._run("sparse_goes_on.py", [str(seed), way, *dies], _NODES - 2)
+
     def test_training_with_adasum_goes_on(self) -> None:
         for delay_s in (0.0, secrets.randbelow(5000) / 1e6):
             with self.subTest(delay_s=delay_s):

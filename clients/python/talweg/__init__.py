@@ -35,7 +35,9 @@ from talweg._collectives.numpy_rounds import (
     push_pull_async_inplace,
     push_pull_inplace,
 )
+from talweg._collectives.numpy_sparse import push_pull_sparse, push_pull_sparse_async
 from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.sparse_rows import SparseRows
 from talweg._declaration import DType, Op
 from talweg._declaring import declare, declare_in_place
 from talweg._elastic.membership import membership_of
@@ -96,6 +98,7 @@ __all__ = [
     "ProcessSet",
     "ProtocolError",
     "RankTaken",
+    "SparseRows",
     "State",
     "TalwegError",
     "Timeout",
@@ -157,6 +160,8 @@ __all__ = [
     "push_pull_async",
     "push_pull_async_inplace",
     "push_pull_inplace",
+    "push_pull_sparse",
+    "push_pull_sparse_async",
     "pushed_bytes",
     "rank",
     "recv",

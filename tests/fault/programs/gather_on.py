@@ -13,11 +13,11 @@ import os
 import random
 import signal
 import sys
-import threading
 from typing import Any
 
 import numpy as np
 import talweg
+from dying import die_soon, require_alike
 from talweg._collectives import survivors_gather
 
 _CALLS = 24
@@ -29,13 +29,6 @@ def _rows(rank: int, call: int) -> np.ndarray:
     many = (3, 0, 700, 40_000, 1_500_000)[call % 5]
     rows: np.ndarray = np.full((many + rank * (call % 3), 2), 1000 * call + rank, np.float64)
     return rows
-
-
-def _die(randomly: random.Random) -> None:
-    if randomly.random() < 0.3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    delay_s = randomly.choice((0.0, 0.001, 0.01, 0.03)) * randomly.random()
-    threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def _die_between_rounds(randomly: random.Random) -> None:
@@ -53,13 +46,6 @@ def _die_between_rounds(randomly: random.Random) -> None:
     survivors_gather._Call._round = push_or_die  # type: ignore[method-assign]
 
 
-def _is_alike(ranks_of_calls: list[tuple[int, ...]]) -> None:
-    """All ranks that are left have had the rows of the same ranks in each call."""
-    mine: Any = np.array([sum(1 << rank for rank in ranks) for ranks in ranks_of_calls])
-    for op in (talweg.Op.MIN, talweg.Op.MAX):
-        assert (talweg.push_pull(mine, f"masks.{op.name}", op) == mine).all(), (op, mine)
-
-
 def main() -> int:
     randomly = random.Random(f"{sys.argv[1]} {os.environ.get('TALWEG_RANK', '')}")
     dies = {
@@ -71,7 +57,7 @@ def main() -> int:
     ranks_of_calls = []
     for call in range(_CALLS):
         if rank in dies and dies[rank][0] == call:
-            (_die_between_rounds if dies[rank][1] else _die)(randomly)
+            (_die_between_rounds if dies[rank][1] else die_soon)(randomly)
         mine = _rows(rank, call)
         if call % 4 == 3:  # In the middle of others, with one handle.
             calls = [mine, mine + 0.5]
@@ -91,7 +77,7 @@ def main() -> int:
             assert of_pair.rows.tolist() == list(of_pair.ranks), of_pair
     left = tuple(each for each in range(size) if each not in dies)
     assert ranks_of_calls[-1] == left, ranks_of_calls
-    _is_alike(ranks_of_calls)
+    require_alike(ranks_of_calls)
     try:  # Ranks that are left differ: all hear it, and the next call goes on.
         talweg.all_gather_survivors(np.zeros((1, 2 + (rank == left[0]))), "differ")
     except talweg.Mismatch as mismatch:

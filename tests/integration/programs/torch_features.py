@@ -480,19 +480,6 @@ def refused_optimizers() -> None:
     expect(talweg.InvalidArgument, "'w'", tw.DistributedOptimizer, optimizer, twice)
     meta = {"w": torch.empty(3, device="meta")}
     expect(talweg.InvalidArgument, "'w' has no memory", tw.broadcast_parameters, meta)
-    embedding = nn.Embedding(10, 3, sparse=True)
-    sparse = tw.DistributedOptimizer(
-        torch.optim.SGD(embedding.parameters(), lr=0.1), embedding.named_parameters(), name="sp"
-    )
-    expect(
-        talweg.InvalidArgument,
-        "sparse",
-        lambda: embedding(torch.tensor([1, 2])).sum().backward(),
-    )
-    sparse.set_backward_passes_per_step(2)  # type: ignore[attr-defined]
-    sparse.zero_grad()
-    embedding(torch.tensor([1, 2])).sum().backward()
-    expect(talweg.InvalidArgument, "sparse", sparse.step)
 
 
 def optimizers_of_one_name() -> None:

@@ -284,6 +284,8 @@ def failed_backwards() -> None:
 def a_failed_backward_that_was_not_told() -> None:
     model = two_layers()
     optimizer = distributed(model, "untold")
+    model(torch.ones(4, 6)).sum().backward()  # In the first step gradients leave at its end.
+    optimizer.step()
     for text in ("no backward", "synchronize()"):
         try:
             model[1](_Fails.apply(model[0](torch.ones(4, 6)))).sum().backward()

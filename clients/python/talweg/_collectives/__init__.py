@@ -8,6 +8,7 @@ What a framework's module offers
     grouped_calls    calls of many tensors, and all of these in one class
     numpy_calls      that class, for NumPy arrays
     numpy_rounds     push_pull and broadcast of NumPy arrays
+    numpy_sparse     push_pull_sparse of NumPy arrays
     many_rounds      push_pull and broadcast of many tensors of a framework
     family           what these modules share
     process_sets     groups of ranks, and the group of a call
@@ -17,6 +18,8 @@ How a call works
     queued           calls of push_pull and broadcast that wait for the open round of their name
     compared         calls that are made later: the ranks compare them before
     adasum           Horovod's Adasum, a job of three calls
+    sparse_sums      sums of tensors of which each rank gives some rows
+    sparse_rows      how such rows travel and add up
     survivors_gather all_gather_survivors(), which goes on without lost ranks
     lost_ranks       errors of calls that a lost rank has ended
     collectives      all others: how they start, and their handles

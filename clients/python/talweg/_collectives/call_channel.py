@@ -12,6 +12,7 @@ from talweg._collectives.channels import Channel
 from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, InPlaceTensors, Lane
 from talweg._collectives.one_round import OneRound
 from talweg._collectives.process_sets import Group
+from talweg._collectives.sparse_rows import Traffic
 from talweg._collectives.words import HEADER, Said, read
 from talweg._declaration import DType, Op
 from talweg._library.native_arguments import name_for_tensors
@@ -51,6 +52,7 @@ class CallChannel(Channel):
         self.sites = Sites()
         # Whether a call has ended because a rank is lost. All ranks that are left know it alike.
         self.has_lost_a_rank = False
+        self.last_sparse: Traffic | None = None  # What the last sparse sum has moved.
 
     def text_of(self, call: str) -> str:
         """Returns how error texts name a call of the channel: "all_gather 'rows'"."""

@@ -3,5 +3,8 @@
 
 exchange  when each gradient leaves, and whose averages count
 states    the states of the exchange, and its transitions
+forms     which gradients are sparse
+marks     what ranks tell each other beside the gradients
+names     whether all ranks have the same parameters
 adapter   what a framework does for the exchange
 """

@@ -14,7 +14,10 @@ from talweg._client import Client, Handle
 from talweg._collectives import objects
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
-from talweg.errors import Aborted, Timeout
+from talweg.errors import Aborted, InternalError, Timeout
+
+# Forms of gradients. Another number is that of a sparse gradient's sparse dimensions.
+UNKNOWN, DENSE = 0, 255
 
 # How long, in seconds, ranks may take to tell their names after these turned out to differ.
 _NAMES_S = 10.0
@@ -64,6 +67,10 @@ class Refusal(Enum):
         "another rank has a gradient of '{name}', which is frozen here: freeze and unfreeze "
         "parameters at all ranks alike"
     )
+    DENSE_ELSEWHERE = (
+        "another rank has a dense gradient of '{name}', which has been sparse until now: build its "
+        "layer alike at all ranks"
+    )
 
 
 class Adapter(Protocol):
@@ -79,6 +86,16 @@ class Adapter(Protocol):
 
     def start(self, tensor: Tensor, has_gradient: bool) -> Any:
         """Starts the average of the parameter's gradient, or of zeros; returns its ticket."""
+
+    def start_sparse(self, tensor: Tensor, has_gradient: bool, dimensions: int) -> Any:
+        """Does the same as start() for a gradient with so many sparse dimensions. Without a
+        gradient, or for one that is dense here, it gives the rows that are not zero.
+
+        Needed if may_be_sparse() is ever True.
+        """
+        raise InternalError(
+            f"'{tensor.name}' is sparse, which its framework does not have: please report this"
+        )
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Any:
         """Starts the maximum of each byte. It stands in `marks` when the ticket is finished."""
@@ -108,6 +125,14 @@ class Adapter(Protocol):
         return False
 
     # Parameters and their gradients.
+
+    def may_be_sparse(self, index: int) -> bool:
+        """Whether the parameter's gradients may be sparse. Every rank returns the same."""
+        return False
+
+    def form_of(self, index: int) -> int:
+        """Returns the form of the gradient that the parameter has."""
+        return DENSE
 
     def put(self, index: int, average: Any) -> None:
         """Puts the average in the gradient's place."""
@@ -158,8 +183,8 @@ class Pushed(NamedTuple):
 class ClientAdapter(Adapter):
     """Rounds of a Client, for a framework that hands gradients over and takes averages back.
 
-    A subclass adds start(), put() and dtype_of(). If parameters are thawed, gradients are assigned
-    or passes are watched, it overrides the methods for these, too.
+    A subclass adds start(), put() and dtype_of(). If gradients may be sparse, parameters are
+    thawed, gradients are assigned or passes are watched, it overrides the methods for these, too.
     """
 
     def __init__(self, client: Client, process_set: ProcessSet | None = None) -> None:

@@ -8,44 +8,39 @@ averages, and lends it an Adapter.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from talweg import _interrupts
-from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
+from talweg._exchange.adapter import DENSE, UNKNOWN, Adapter, Parameter, Refusal, Tensor
+from talweg._exchange.forms import Forms
+from talweg._exchange.marks import Marks
+from talweg._exchange.names import Names
 from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
-from talweg.errors import InternalError, InvalidArgument, Mismatch
+from talweg.errors import InternalError, InvalidArgument
 
 # The marks, which say which gradients count, are few bytes, and updates wait for them.
 _MARKS_PRIORITY = 2**30
-_DIGEST_BYTES = 8
-
-
-def _names_digest(names: Iterable[str]) -> bytes:
-    """Returns a digest. Its maximum shows each byte's largest and smallest value."""
-    digest = hashlib.blake2b("\0".join(names).encode(), digest_size=_DIGEST_BYTES).digest()
-    return digest + bytes(255 - byte for byte in digest)
-
-
-def _is_one_digest(highest: bytes | bytearray) -> bool:
-    pairs = zip(highest[:_DIGEST_BYTES], highest[_DIGEST_BYTES:])
-    return all(largest + smallest == 255 for largest, smallest in pairs)
 
 
 class _Rounds:
     """One step's open averages: every parameter's round, and the round of the marks."""
 
     def __init__(
-        self, touched: set[int], open_: dict[int, Any], marks: bytearray, marks_ticket: Any
+        self,
+        touched: set[int],
+        open_: dict[int, Any],
+        held: list[int],
+        marks: Marks,
+        marks_ticket: Any,
     ) -> None:
         self.touched = touched  # The parameters that have a gradient here.
         self.open = open_  # Tickets, in the order in which the rounds were started.
+        self.held = held  # Parameters that leave when the marks tell their form.
         self.taken: set[int] = set()
-        self.marks = marks  # They end with the digest of the parameters' names and shapes.
-        self.marks_ticket = marks_ticket
-        self.marks_are_there = False
+        self.marks = marks
+        self.marks_ticket = marks_ticket  # None: the marks are there.
 
 
 class GradientExchange:
@@ -56,6 +51,9 @@ class GradientExchange:
     tensor in every round. The marks, one byte for each parameter, travel beside the gradients. They
     say for which parameters any rank had a gradient. A parameter that nobody used keeps the
     gradient (or the lack of one) that it had.
+
+    The marks also tell which gradients are sparse. Until that is agreed for a parameter, its
+    gradient may leave later (Forms, in forms.py).
 
     A gradient that was assigned also counts: any gradient that has changed since the last step.
 
@@ -86,9 +84,8 @@ class GradientExchange:
         self._pushed: dict[int, Any] = {}  # Tickets of this step, until all have left.
         self._rounds: _Rounds | None = None
         self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
-        self._names_digest = _names_digest([])
-        self._names_are_alike = False  # At all ranks, as far as is known here.
-        self._mismatch: Mismatch | None = None
+        self._forms = Forms(adapter)
+        self._names = Names(adapter, name)
 
     @property
     def state(self) -> State:
@@ -155,8 +152,7 @@ class GradientExchange:
             if parameter.nbytes > 0:
                 self._frozen.append(len(self._parameters))
                 self._parameters.append(parameter)
-        self._names_digest = _names_digest(str(parameter) for parameter in self._parameters)
-        self._names_are_alike = False
+        self._names.set([str(parameter) for parameter in self._parameters])
         return indices
 
     def activate(self) -> None:
@@ -168,6 +164,7 @@ class GradientExchange:
         for index in thawed:
             self._active[index] = None
             self._adapter.watch(index)
+        self._forms.agree_to_dense(thawed)
 
     def _tensor_of(self, index: int, dtype: Hashable) -> Tensor:
         parameter = self._parameters[index]
@@ -185,7 +182,7 @@ class GradientExchange:
             self._adapter.watch_pass()
             self._move(Event.GRADIENT)
         self._touched.add(index)
-        if self._passes_ended + 1 >= self._passes:
+        if self._passes_ended + 1 >= self._passes and self._forms.is_agreed(index):
             self._push(index)
 
     def on_pass_end(self) -> bool:
@@ -230,24 +227,32 @@ class GradientExchange:
 
     # What leaves.
 
-    def _declare(self) -> None:
-        for index in self._active:
-            self._tensors[index] = self._tensor_of(index, self._adapter.dtype_of(index))
-        self._adapter.declare(list(self._tensors.values()))
+    def _declare(self, indices: Iterable[int]) -> None:
+        new = {index: self._tensor_of(index, self._adapter.dtype_of(index)) for index in indices}
+        self._tensors.update(new)
+        if new:
+            self._adapter.declare(list(new.values()))
 
     def _push(self, index: int) -> None:
-        if not self._tensors:
-            self._declare()
         if index in self._pushed:
             self._refuse(Refusal.CAME_AGAIN, index)
-        dtype = self._adapter.dtype_of(index)
-        tensor = self._tensors.get(index)
-        if tensor is None or tensor.dtype != dtype:
-            tensor = self._tensors[index] = self._tensor_of(index, dtype)
+        if not self._tensors:
+            self._declare(other for other in self._active if self._forms.agreed(other) == DENSE)
         with _interrupts.held:  # A push that nobody has noted would be made again.
-            self._pushed[index] = self._adapter.start(tensor, index in self._touched)
+            self._pushed[index] = self._start(index, self._touched)
             if len(self._pushed) == 1:
                 self._move(Event.PUSHED)
+
+    def _start(self, index: int, touched: set[int]) -> Any:
+        dtype = self._adapter.dtype_of(index)
+        form = self._forms.agreed(index)
+        if form not in (UNKNOWN, DENSE):
+            tensor = self._tensor_of(index, dtype)
+            return self._adapter.start_sparse(tensor, index in touched, form)
+        known = self._tensors.get(index)
+        if known is None or known.dtype != dtype:
+            known = self._tensors[index] = self._tensor_of(index, dtype)
+        return self._adapter.start(known, index in touched)
 
     def begin(self, has_batch: bool = True) -> None:
         """Pushes all gradients that backward has not. Does nothing if all are under way."""
@@ -258,35 +263,35 @@ class GradientExchange:
         if has_batch:
             untouched = [index for index in self._active if index not in self._touched]
             self._touched.update(index for index in untouched if self._adapter.is_new(index))
-        for index in self._active:
-            if index not in self._pushed:
+        forms = {index: self._forms.here(index, index in self._touched) for index in self._active}
+        held = self._forms.held(forms)
+        if not self._tensors:
+            self._declare(index for index, form in forms.items() if form == DENSE)
+        waiting = set(held)
+        for index in forms:
+            if index not in self._pushed and index not in waiting:
                 self._push(index)
         with _interrupts.held:
-            if self._leaves_out and (self._names_are_alike or self._adapter.began_apart()):
-                self._rounds = self._without_marks()
-            else:
-                self._rounds = self._with_marks(has_batch)
+            marks, ticket = self._start_marks(has_batch, forms)
+            self._rounds = _Rounds(self._touched, self._pushed, held, marks, ticket)
             self._touched, self._pushed, self._passes_ended = set(), {}, 0
             self._move(Event.ALL_PUSHED)
 
-    def _with_marks(self, has_batch: bool) -> _Rounds:
-        # One byte for each parameter, and a last byte for the rank itself.
-        marks = bytearray(len(self._parameters) + 1)
+    def _start_marks(self, has_batch: bool, forms: Mapping[int, int]) -> tuple[Marks, Any]:
+        """Returns the step's marks, and their ticket. It is None if the marks are there already."""
+        marks = Marks(len(self._parameters))
+        if self._leaves_out and (self._names.are_alike or self._adapter.began_apart()):
+            for index in self._active:
+                marks.used[index] = 1
+            return marks, None
         for index in self._touched:
-            marks[index] = 1
-        marks[-1] = int(has_batch)
-        marks += self._names_digest
+            marks.used[index] = 1
+        for index, form in forms.items():
+            marks.forms[index] = form
+        marks.ranks_with_batch[0] = int(has_batch)
+        marks.digest[:] = self._names.digest
         name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
-        ticket = self._adapter.start_marks(name, marks, _MARKS_PRIORITY)
-        return _Rounds(self._touched, self._pushed, marks, ticket)
-
-    def _without_marks(self) -> _Rounds:
-        marks = bytearray(len(self._parameters) + 1 + 2 * _DIGEST_BYTES)
-        for index in self._active:
-            marks[index] = 1
-        rounds = _Rounds(self._touched, self._pushed, marks, None)
-        rounds.marks_are_there = True
-        return rounds
+        return marks, self._adapter.start_marks(name, marks.data, _MARKS_PRIORITY)
 
     # What comes.
 
@@ -298,14 +303,14 @@ class GradientExchange:
         rounds = self._rounds
         if rounds is None:
             return []
-        if not self._names_are_alike:
+        if rounds.held or not self._names.are_alike:
             # If the names differ, other ranks never push the rounds that this rank waits for.
             self._finish_marks(rounds)
         averages: list[tuple[int, Any]] = []
         for index in indices:
             if index not in rounds.open:
                 continue
-            counts = index in rounds.touched or self._finish_marks(rounds)[index]
+            counts = index in rounds.touched or self._finish_marks(rounds).used[index]
             with _interrupts.held:
                 average = self._adapter.finish(rounds.open[index])
                 del rounds.open[index]  # Not before: a wait that is interrupted is gone on with.
@@ -316,43 +321,37 @@ class GradientExchange:
             marks = self._finish_marks(rounds)
             self._rounds = None
             self._move(Event.ALL_TAKEN)
-            self._unused = [index for index in range(len(marks) - 1) if not marks[index]]
+            self._unused = [index for index, used in enumerate(marks.used) if not used]
             for index in self._frozen:
-                if index < len(marks) - 1 and marks[index]:  # That rank waits for this one's.
+                if index < len(marks.used) and marks.used[index]:  # That rank waits for this one's.
                     self._refuse(Refusal.FROZEN_HERE, index)
         return averages
 
-    def _finish_marks(self, rounds: _Rounds) -> Sequence[int]:
-        if not rounds.marks_are_there:
+    def _finish_marks(self, rounds: _Rounds) -> Marks:
+        if rounds.marks_ticket is not None:
             self._adapter.finish(rounds.marks_ticket)
-            rounds.marks_are_there = True
-            self._check_names(rounds.marks[-2 * _DIGEST_BYTES :])
-        if self._mismatch is not None:
-            raise self._mismatch
-        return memoryview(rounds.marks)[: -2 * _DIGEST_BYTES]
+            rounds.marks_ticket = None
+            self._names.compare(rounds.marks.digest)
+            for index in self._active:
+                if index < len(rounds.marks.forms):
+                    self._forms.hear(index, rounds.marks.forms[index])
+        self._names.require()
+        for index in self._forms.refused[:1]:
+            self._refuse(Refusal.DENSE_ELSEWHERE, index)
+        if rounds.held:
+            self._push_held(rounds)
+        return rounds.marks
 
-    def _check_names(self, highest: bytearray) -> None:
-        self._names_are_alike = _is_one_digest(highest)
-        if self._names_are_alike:
-            return
-        own = [str(parameter) for parameter in self._parameters]
-        told = self._adapter.gather_names(own, f"{self.name}.names")
-        text = "parameters have other names or shapes here than at another rank"
-        for rank, names in told.items():
-            first, reference = next(iter(told.items()))
-            place = next(
-                (i for i, pair in enumerate(zip(reference, names)) if len(set(pair)) > 1), None
-            )
-            if place is not None:
-                text = (
-                    f"parameter {place} is {reference[place]} at rank {first}, but "
-                    f"{names[place]} at rank {rank}"
-                )
-                break
-        self._mismatch = Mismatch(
-            f"'{self.name}': {text}: build the same model, with its parameters in one order, at "
-            "every rank"
-        )
+    def _push_held(self, rounds: _Rounds) -> None:
+        """Pushes what was held until the marks were there."""
+        dense = [index for index in rounds.held if self._forms.agreed(index) == DENSE]
+        self._declare(index for index in dense if index not in self._tensors)
+        while rounds.held:
+            index = rounds.held[0]
+            with _interrupts.held:  # A push that nobody has noted would be made again.
+                if self._forms.is_agreed(index):
+                    rounds.open[index] = self._start(index, rounds.touched)
+                del rounds.held[0]
 
     def _by_arrival(self, rounds: _Rounds) -> list[int]:
         """Returns the open rounds in the order in which their averages are likely to arrive.
@@ -370,6 +369,8 @@ class GradientExchange:
 
     def _put_back(self) -> None:
         if self._rounds is not None:
+            if self._rounds.held:
+                self._finish_marks(self._rounds)
             for index in self._by_arrival(self._rounds):
                 with _interrupts.held:
                     for _, average in self.take([index]):
@@ -398,8 +399,9 @@ class GradientExchange:
         self._touched, self._pushed, self._passes_ended = set(), {}, 0
         self._tensors.clear()  # The tensors are declared again.
         self._unused = []
+        self._forms.begin_anew(self._active)
         # The job may be another one. Its ranks may have other parameters, or exchange marks again.
-        self._names_are_alike, self._mismatch = False, None
+        self._names.begin_anew()
 
     def discard(self) -> None:
         """Takes the open averages and drops them."""
@@ -410,6 +412,8 @@ class GradientExchange:
         rounds = self._rounds
         if rounds is None:
             return
+        if rounds.held:
+            self._finish_marks(rounds)
         own = rounds.open.keys() & rounds.touched
         self._check_assigned(
             index for index in self._active if index not in own and index not in rounds.taken
@@ -457,4 +461,4 @@ class GradientExchange:
         rounds = self._rounds
         assert rounds is not None
         self.discard()
-        return bool(self._finish_marks(rounds)[-1])
+        return bool(self._finish_marks(rounds).ranks_with_batch[0])

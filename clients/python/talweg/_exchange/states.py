@@ -21,7 +21,7 @@ class State(Enum):
     PUSHING = "a backward pass runs, and some gradients of the step have left"
     # Only for a moment, unless a pass or a push has failed: then until begin() is called again.
     PARTLY_PUSHED = "no backward pass runs, and some gradients have left, but not all"
-    BEGUN = "every gradient of the step has left, and averages are under way"
+    BEGUN = "every gradient of the step has left, or leaves with the marks; averages are under way"
     AVERAGED = "the averages are in the gradients' place"
     NEXT_PASS = "PASS, while averages of the step before are under way"
     NEXT_PUSHING = "PUSHING, while averages of the step before are under way"
@@ -47,7 +47,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.COLLECTING: {
         Event.GRADIENT: State.PASS,
         Event.PUSHED: State.PARTLY_PUSHED,  # A step without a pass, or a rank that is out of batches.
-        Event.ALL_PUSHED: State.BEGUN,  # There is no parameter.
+        Event.ALL_PUSHED: State.BEGUN,  # All gradients are held until the marks tell their forms.
         Event.PUT_BACK: State.AVERAGED,
         Event.STEP: State.COLLECTING,
         Event.ZERO_GRAD: State.COLLECTING,

@@ -57,6 +57,7 @@ from talweg.torch._loader import ElasticLoader
 from talweg.torch._local_sgd import DiLoCo, LocalSGD
 from talweg.torch._monitored_barrier import monitored_barrier
 from talweg.torch._optimizer import DistributedOptimizer
+from talweg.torch._sparse import push_pull_sparse, push_pull_sparse_async
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._tensors import (
     declare,
@@ -173,6 +174,8 @@ __all__ = [
     "push_pull_async",
     "push_pull_async_inplace",
     "push_pull_inplace",
+    "push_pull_sparse",
+    "push_pull_sparse_async",
     "pushed_bytes",
     "rank",
     "recv",

@@ -19,10 +19,18 @@ from talweg._client import Client, Handle
 from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Declaration, Op
 from talweg._elastic.membership import membership_of
-from talweg._exchange.adapter import ClientAdapter, Parameter, Pushed, Refusal, Tensor
+from talweg._exchange.adapter import (
+    DENSE,
+    UNKNOWN,
+    ClientAdapter,
+    Parameter,
+    Pushed,
+    Refusal,
+    Tensor,
+)
 from talweg._exchange.exchange import GradientExchange
-from talweg.errors import Busy, InvalidArgument, Unsupported
-from talweg.torch import _cuda
+from talweg.errors import Busy, Unsupported
+from talweg.torch import _cuda, _sparse
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._patient import start_patient
@@ -255,10 +263,37 @@ class GradientAverager(ClientAdapter):
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the gradient to push in place of a sparse gradient."""
-        raise InvalidArgument(
-            f"the gradient of '{self.exchange.name_of(index)}' is sparse, which is not supported "
-            "yet: build its layer with sparse=False"
-        )
+        if self._patience_ms:
+            raise Unsupported(
+                f"patience: the gradient of '{self.exchange.name_of(index)}' is sparse: leave out "
+                "patience=, or build its layer with sparse=False"
+            )
+        return gradient.to_dense()
+
+    def may_be_sparse(self, index: int) -> bool:
+        return not self._patience_ms
+
+    def form_of(self, index: int) -> int:
+        gradient = self.parameters[index].grad
+        if gradient is None:
+            return UNKNOWN
+        return gradient.sparse_dim() if gradient.layout is torch.sparse_coo else DENSE
+
+    def start_sparse(self, tensor: Tensor, has_gradient: bool, dimensions: int) -> Pushed:
+        parameter = self.parameters[tensor.index]
+        gradient = parameter.grad if has_gradient else None
+        if gradient is None:
+            pushed = _sparse.without_rows(parameter, dimensions)
+        else:
+            pushed = _sparse.as_sparse(gradient.detach(), dimensions)
+        with _names_may_be_shared():
+            handle = self.start_sum(tensor, pushed)
+        return Pushed(handle, gradient, None if gradient is None else gradient._version)
+
+    def start_sum(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
+        """Starts the average of a parameter's sparse gradients."""
+        of = (Op.AVERAGE, tensor.name, tensor.priority, self.process_set)
+        return _sparse.start_sum(self.client, gradient, *of)
 
     def start_round(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         """Starts a parameter's round; its result takes the gradient's place."""

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from talweg._calls import Calls
-from talweg._client import Handle, group_of
+from talweg._client import Handle
+from talweg._collectives.scaling import Factors
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
-from talweg._exchange.adapter import Pushed, Tensor
+from talweg._exchange.adapter import Tensor
 from talweg.errors import InvalidArgument
 from talweg.torch import _sparse, _tensors
 from talweg.torch._averager import GradientAverager
-from talweg.torch._collectives import COLLECTIVES
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Choices:
     postscale: float = 1.0  # The factor after the sum.
     sparse_as_dense: bool = False  # Sparse gradients are pushed as dense ones.
     members: Any = None  # A process set; None: all ranks.
-    gathers_sparse: bool = False  # The rows of sparse gradients are gathered, and stay sparse.
 
     @property
     def are_usual(self) -> bool:
@@ -63,7 +62,7 @@ class ChosenAverager(GradientAverager):
         self._before_backward = Calls()
         if before_backward is not None:
             self._before_backward.add(before_backward)
-        # The number of sparse dimensions of each sparse gradient, by its parameter's index.
+        # The sparse dimensions of each gradient that was pushed as a dense one, by its index.
         self._sparse: dict[int, int] = {}
         super().__init__(named_parameters, passes, name, waits, choices.members)
         averagers.add(self)
@@ -76,67 +75,36 @@ class ChosenAverager(GradientAverager):
         if self._choices.are_usual:  # Other choices declare each tensor with its push.
             super().declare(tensors)
 
-    def start(self, tensor: Tensor, has_gradient: bool) -> Pushed:
-        choices, index = self._choices, tensor.index
-        if not choices.gathers_sparse or choices.sparse_as_dense:
-            return super().start(tensor, has_gradient)
-        gradient = self.parameters[index].grad if has_gradient else None
-        if gradient is not None and gradient.layout is torch.sparse_coo:
-            self._sparse[index] = gradient.sparse_dim()
-        if index not in self._sparse:
-            return super().start(tensor, has_gradient)
-        handle = self._start_gathers(tensor, gradient)
-        return Pushed(handle, gradient, None if gradient is None else gradient._version)
+    def may_be_sparse(self, index: int) -> bool:
+        return not self._choices.sparse_as_dense and super().may_be_sparse(index)
 
-    def _start_gathers(self, tensor: Tensor, gradient: torch.Tensor | None) -> Handle:
-        """Joins the ranks' rows. A rank without a gradient, or that has joined, gives no rows."""
-        choices, parameter = self._choices, self.parameters[tensor.index]
+    def start_sum(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
+        choices = self._choices
         if choices.op not in (Op.AVERAGE, Op.SUM):
             raise InvalidArgument(
                 f"the gradient of '{self.exchange.name_of(tensor.index)}' is sparse: only averages "
                 "and sums of such ones are offered; use sparse_as_dense=True"
             )
-        dimensions = self._sparse[tensor.index]
-        if gradient is None:
-            indices = torch.empty((0, dimensions), dtype=torch.int64, device=parameter.device)
-            values = parameter.detach().new_empty((0, *parameter.shape[dimensions:]))
-        else:
-            if gradient.layout is not torch.sparse_coo:
-                gradient = gradient.to_sparse(dimensions)
-            indices, values = _sparse.rows_of(gradient.detach())
-        pushed, context = choices.compression.compress(values)
-        if choices.prescale != 1.0:
-            pushed = pushed * choices.prescale
-        factor = choices.postscale
-        if choices.op is Op.AVERAGE:
-            factor = factor / self.group.size
-        handle = group_of(
-            self.client,
-            [
-                COLLECTIVES.all_gather_of_some_async(
-                    rows,
-                    name=f"{tensor.name}.{what}",
-                    process_set=self.process_set,
-                    priority=tensor.priority,
-                )
-                for what, rows in (("indices", indices), ("values", pushed))
-            ],
-        )
+        own = gradient.coalesce()
+        values, context = choices.compression.compress(own.values())
+        pushed = torch.sparse_coo_tensor(own.indices(), values, own.shape, check_invariants=False)
+        factors = Factors(choices.prescale, choices.postscale)
+        of = (choices.op, tensor.name, tensor.priority, self.process_set, factors)
+        handle = _sparse.start_sum(self.client, pushed, *of)
 
-        def join() -> None:
-            all_indices, all_values = handle.result
-            all_values = choices.compression.decompress(all_values, context)
-            if factor != 1.0:
-                all_values = all_values * factor
-            handle.result = _sparse.of_rows(all_indices, all_values, parameter.shape)
+        def restore() -> None:
+            summed = handle.result
+            values = choices.compression.decompress(summed.values(), context)
+            handle.result = torch.sparse_coo_tensor(
+                summed.indices(), values, summed.shape, check_invariants=False
+            )
 
-        return _tensors.and_then(handle, join)
+        return _tensors.and_then(handle, restore)
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        if not self._choices.sparse_as_dense:
-            return super().dense(index, gradient)
-        self._sparse[index] = gradient.sparse_dim()
-        return gradient.to_dense()
+        if self._choices.sparse_as_dense:
+            self._sparse[index] = gradient.sparse_dim()
+        return super().dense(index, gradient)
 
     def put(self, index: int, average: torch.Tensor) -> None:
         dimensions = self._sparse.get(index)

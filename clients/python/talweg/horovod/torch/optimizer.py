@@ -149,9 +149,7 @@ def _choices(
     included = process_set.included() is not False
     members = members_of(process_set, "DistributedOptimizer") if included else None
     # The average divides by the number of ranks in each step, because more ranks may come.
-    return gradients.Choices(
-        wanted, compression, 1.0 / factor, factor, sparse_as_dense, members, True
-    )
+    return gradients.Choices(wanted, compression, 1.0 / factor, factor, sparse_as_dense, members)
 
 
 def DistributedOptimizer(

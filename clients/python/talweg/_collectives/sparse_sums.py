@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of tensors of which each rank gives some rows: docs/collectives.md#sparse-sums.
+
+There are two ways:
+
+    gathered    all ranks gather the rows of all, and each adds them up for itself
+    dealt       an all_to_all brings each row to the rank that owns it, which adds up what the ranks
+                have given; then all ranks gather the sums
+
+Both have the same bits, because a row is added up in rank order. The second moves fewer bytes where
+many ranks give the same rows. Each call goes the way that would have been the shorter one for the
+call before it in its channel, of which all ranks know the same. A gather goes on without lost ranks,
+as dense sums do. So a call that loses a rank while rows are dealt gathers them instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from talweg._call_site import CallSite, call_site
+from talweg._client import Client
+from talweg._collectives import one_call, survivors_gather
+from talweg._collectives.call_channel import CallChannel, channel_of
+from talweg._collectives.channels import Job, Steps
+from talweg._collectives.collectives import JobHandle
+from talweg._collectives.family import require_dimensions
+from talweg._collectives.kinds import (
+    ALL_GATHER,
+    ALL_GATHER_OF_SOME,
+    ALL_GATHER_SURVIVORS,
+    ALL_TO_ALL,
+    Given,
+    Kind,
+    Rows,
+)
+from talweg._collectives.process_sets import Group
+from talweg._collectives.scaling import NO_FACTORS, Factors
+from talweg._collectives.sparse_rows import (
+    Part,
+    SparseRows,
+    Traffic,
+    added,
+    coalesced,
+    dealt,
+    in_order,
+    index_dtype,
+    narrowed,
+    packed,
+    unpacked,
+)
+from talweg._declaration import DType, Op, require_defined
+from talweg._library.native_arguments import check_name_and_priority
+from talweg.errors import Aborted, InvalidArgument, Unsupported
+
+NAME = "push_pull_sparse"
+
+
+@dataclass(frozen=True)
+class SparseTensor:
+    """What ranks have alike in a call.
+
+    The first `sparse_dimensions` of `shape` number the rows; a row has the others. The row with the
+    indices (i, j) of a tensor of shape (I, J, ...) has the number i * J + j.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    op: Op = Op.AVERAGE
+    sparse_dimensions: int = 1
+    factors: Factors = field(default=NO_FACTORS)
+
+    @property
+    def total_rows(self) -> int:
+        total = 1
+        for length in self.shape[: self.sparse_dimensions]:
+            total *= length
+        return total
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.shape[self.sparse_dimensions :]
+
+    def require(self) -> None:
+        """Raises InvalidArgument, or Unsupported, if there is no such sum."""
+        if self.op not in (Op.SUM, Op.AVERAGE):
+            raise Unsupported(
+                f"{NAME}: op is {self.op.name.lower()}; sparse tensors have sum and average: make "
+                "the tensor dense for another one"
+            )
+        require_defined(self.dtype, self.op, NAME)
+        self.factors.require(self.dtype, NAME)
+        require_dimensions(_KIND_OF_TEXTS, self.shape)
+        if self.total_rows > np.iinfo(np.int64).max:
+            raise InvalidArgument(
+                f"{NAME}: a tensor of shape {list(self.shape)} has more rows than an int64 counts"
+            )
+
+    def said(self) -> Rows:
+        """Returns what ranks compare. They gather bytes, whose number may differ."""
+        dimensions = "" if self.sparse_dimensions == 1 else str(self.sparse_dimensions)
+        op = "sum" if self.op is Op.SUM else "avg"
+        dtype = f"sparse{dimensions} {op} {self.dtype.name.lower()}"
+        return Rows(dtype, self.shape, row_bytes=1)
+
+
+_KIND_OF_TEXTS = Kind(NAME, 0, 0, 0)
+
+
+def start(
+    client: Client,
+    name: str | None,
+    group: Group,
+    tensor: SparseTensor,
+    rows: SparseRows,
+    priority: int = 0,
+    is_async: bool = True,
+) -> JobHandle:
+    """Starts the sum of the ranks' rows. The caller may change these at once.
+
+    The handle's result is SparseRows in ascending order, each row once. `rows` may have a row more
+    than once, and any order. A bf16 tensor has its values as u16. Raises InvalidArgument for a row
+    that the tensor does not have.
+    """
+    check_name_and_priority("none" if name is None else name, priority)
+    tensor.require()
+    _check_rows(tensor, rows)
+    channel = channel_of(client, name, group)
+    call = _Call(channel, tensor, rows, priority, call_site())
+    job = Job(channel, [call.steps])
+    channel.submit(job, is_async)
+    return JobHandle(client, 0, 0, channel.name, job=job)
+
+
+def _check_rows(tensor: SparseTensor, rows: SparseRows) -> None:
+    indices, values = rows
+    if indices.ndim != 1 or values.shape != (len(indices), *tensor.row_shape):
+        raise InvalidArgument(
+            f"{NAME}: indices of shape {list(indices.shape)} and values of shape "
+            f"{list(values.shape)}, for a tensor of shape {list(tensor.shape)}: give one index, and "
+            f"values of shape {list(tensor.row_shape)}, for each row"
+        )
+    if indices.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"{NAME}: indices of dtype {indices.dtype}; they number rows: use integers"
+        )
+    for wrong in indices[(indices < 0) | (indices >= tensor.total_rows)][:1]:
+        raise InvalidArgument(
+            f"{NAME}: row {wrong} of a tensor that has {tensor.total_rows} (0 to "
+            f"{tensor.total_rows - 1})"
+        )
+
+
+class _Call:
+    """One call."""
+
+    def __init__(
+        self,
+        channel: CallChannel,
+        tensor: SparseTensor,
+        rows: SparseRows,
+        priority: int,
+        site: CallSite | None,
+    ) -> None:
+        self._channel = channel
+        self._tensor = tensor
+        self._priority = priority
+        self._site = site
+        self._index = index_dtype(tensor.total_rows)
+        self._storage = rows.values.dtype
+        own = coalesced(rows, tensor.dtype)
+        self._own = own._replace(values=self._scaled(own.values, tensor.factors.prescale))
+
+    def steps(self) -> Steps:
+        """The call's steps. Its result is the sum."""
+        channel = self._channel
+        # Ranks that may have joined (hvd.join()) take part in a gather, with no rows. Such a job
+        # does not go on without lost ranks.
+        if channel.client.names_watcher is not None:
+            gathered = yield from self._run(ALL_GATHER_OF_SOME, [self._own])
+            return self._sum(gathered, channel.group.size)
+        last = channel.last_sparse
+        if not channel.has_lost_a_rank and last and last.is_better_dealt(channel.group.size):
+            try:
+                return (yield from self._deal())
+            except Aborted:
+                channel.has_lost_a_rank = True  # All ranks that are left have learnt it here.
+        gathered, ranks = yield from self._run(ALL_GATHER_SURVIVORS, [self._own])
+        return self._sum(gathered, len(ranks))
+
+    def _deal(self) -> Steps:
+        """Returns the sum of the rows of all ranks. Raises Aborted if a rank is lost."""
+        size = self._channel.group.size
+        received = yield from self._run(ALL_TO_ALL, dealt(self._own, size))
+        parts = self._parts(received)
+        own = self._added(parts, size)
+        given = sum(part.given for part in parts)
+        sums = yield from self._run(ALL_GATHER, [own], given)
+        owned = self._parts(sums)
+        rows = in_order([part.rows for part in owned])
+        self._note(owned, rows)
+        return rows
+
+    def _run(self, kind: Kind, every: Sequence[SparseRows], given: int | None = None) -> Steps:
+        """Runs a collective of the rows, one part for each rank or one for all. Returns its result.
+
+        `given` is how many rows were added up to those of a part; None: they are the ranks' own.
+        """
+        parts = [Part(rows, rows.row_count if given is None else given) for rows in every]
+        data, part_bytes = packed(parts, self._index)
+
+        def allocate(_: Rows, counts: list[int]) -> tuple[Any, int]:
+            found: np.ndarray = np.empty(sum(counts), np.uint8)
+            return found, int(found.ctypes.data)
+
+        call = Given(
+            kind, 0, self._tensor.said(), part_bytes, int(data.ctypes.data), data, allocate
+        )
+        call.call, call.site = NAME, self._site
+        steps = survivors_gather.steps if kind is ALL_GATHER_SURVIVORS else one_call.steps
+        return (yield from steps(self._channel, call, self._priority))
+
+    def _sum(self, gathered: np.ndarray, ranks: int) -> SparseRows:
+        parts = self._parts(gathered)
+        rows = self._added(parts, ranks)
+        self._note(parts, rows)
+        return rows
+
+    def _parts(self, data: np.ndarray) -> list[Part]:
+        return unpacked(data, self._index, self._storage, self._tensor.row_shape)
+
+    def _added(self, parts: Sequence[Part], ranks: int) -> SparseRows:
+        tensor = self._tensor
+        indices, values = added([part.rows for part in parts], tensor.row_shape, tensor.dtype)
+        if tensor.op is Op.AVERAGE:
+            values /= ranks
+        return SparseRows(
+            indices, self._scaled(narrowed(values, tensor.dtype), tensor.factors.postscale)
+        )
+
+    def _note(self, parts: Sequence[Part], rows: SparseRows) -> None:
+        row_bytes = self._index.itemsize + rows.values[:1].nbytes
+        given = sum(part.given for part in parts)
+        self._channel.last_sparse = Traffic(given * row_bytes, rows.row_count * row_bytes)
+
+    def _scaled(self, values: np.ndarray, factor: float) -> np.ndarray:
+        if factor == 1.0 or values.size == 0:
+            return values
+        given = np.ascontiguousarray(values)
+        scaled = np.empty_like(given)
+        source, target = int(given.ctypes.data), int(scaled.ctypes.data)
+        self._channel.client.connection.scale(
+            self._tensor.dtype, factor, source, target, given.size
+        )
+        return scaled
+
+
+__all__ = ["NAME", "SparseRows", "SparseTensor", "start"]

@@ -56,6 +56,7 @@ class SmokeTest(unittest.TestCase):
         scenarios += ["lanes", "collectives", "recovery", "loss_curve", "fairness"]
         if _FULL:
             scenarios += ["training_step", "training_step_hosts", "torch_backend", "local_steps"]
+            scenarios += ["sparse"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")
@@ -226,6 +227,13 @@ class SmokeTest(unittest.TestCase):
         self.assertIn(len(steps), (3, 4))  # Horovod may not be there.
         for name, figures in steps.items():
             self.assertGreater(figures["step_s"], 0, name)
+
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
+    def test_sparse_sums(self) -> None:
+        figures = self.document["data"]["sparse"]["1 node, 4 ranks"]["zipf, 300 rows"]
+        self.assertEqual(len(figures), 3)
+        for name, each in figures.items():
+            self.assertGreater(each["median_s"], 0, name)
 
     def test_collectives(self) -> None:
         for contender in ("Talweg", "Gloo"):

@@ -21,6 +21,7 @@ from talweg._collectives.sparse_rows import (
     widened,
 )
 from talweg._declaration import DType
+from talweg.errors import InvalidArgument
 
 _ROWS = 40
 _DTYPES = {
@@ -89,7 +90,7 @@ class SparseRowsTest(unittest.TestCase):
                 summed = added(parts, shape, dtype)
                 given = np.unique(np.concatenate([part.indices for part in parts]))
                 np.testing.assert_array_equal(summed.indices, given)
-                expected = _dense(parts, dtype, shape)[summed.indices]
+                expected = narrowed(_dense(parts, dtype, shape)[summed.indices], dtype)
                 np.testing.assert_array_equal(summed.values, expected)
 
     def test_dealt_rows_have_the_same_sum(self) -> None:
@@ -99,13 +100,22 @@ class SparseRowsTest(unittest.TestCase):
                 shares = [dealt(part, owners) for part in parts]
                 sums = []
                 for owner in range(owners):
-                    indices, values = added([each[owner] for each in shares], shape, dtype)
-                    sums.append(SparseRows(indices, narrowed(values, dtype)))
+                    sums.append(added([each[owner] for each in shares], shape, dtype))
                 whole = in_order(sums)
                 expected = added(parts, shape, dtype)
                 np.testing.assert_array_equal(whole.indices, expected.indices)
-                wanted = narrowed(expected.values, dtype)
-                self.assertEqual(whole.values.tobytes(), wanted.tobytes())
+                self.assertEqual(whole.values.tobytes(), expected.values.tobytes())
+
+    def test_averages_divide_in_the_dtype_in_which_rows_are_added(self) -> None:
+        own = SparseRows(np.array([4]), np.array([[1.0, 2.0]], np.float16))
+        summed = added([own, own], (2,), DType.F16, divisor=3)
+        expected = (own.values.astype(np.float32) * 2 / np.float32(3)).astype(np.float16)
+        np.testing.assert_array_equal(summed.values, expected)
+
+    def test_rows_that_do_not_ascend_are_refused(self) -> None:
+        wrong = SparseRows(np.array([4, 4]), np.ones((2, 1), np.float32))
+        with self.assertRaisesRegex(InvalidArgument, "do not ascend"):
+            added([wrong], (1,), DType.F32)
 
     def test_rows_that_follow_each_other_are_dealt_evenly(self) -> None:
         for stride in (1, 2, 8, 4096):

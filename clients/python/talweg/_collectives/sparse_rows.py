@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from talweg._declaration import DType
+from talweg._library import native
+from talweg._library.native_structures import PartOfRows, RowSum
+from talweg.errors import TalwegError
 
 # A part: how many rows it has, how many rows were added up to them, their values, their numbers, and
 # zeros up to the next multiple of 8.
@@ -101,7 +105,9 @@ def dealt(rows: SparseRows, owners: int) -> list[SparseRows]:
 
 
 def coalesced(rows: SparseRows, dtype: DType) -> SparseRows:
-    """Returns the rows in ascending order. Rows with the same number are added, in their order."""
+    """Returns the rows in ascending order, of one integer type. Those with the same number are
+    added up.
+    """
     indices: np.ndarray = rows.indices.astype(np.int64, copy=False)
     if np.all(indices[1:] > indices[:-1]):
         return SparseRows(indices, rows.values)
@@ -109,24 +115,42 @@ def coalesced(rows: SparseRows, dtype: DType) -> SparseRows:
     indices = indices[order]
     first = _first_of_each(indices)
     wide = widened(rows.values[order], dtype)
-    values: np.ndarray = np.zeros((int(first.sum()), *wide.shape[1:]), wide.dtype)
-    np.add.at(values, np.cumsum(first) - 1, wide)
+    values = np.add.reduceat(wide, np.flatnonzero(first), axis=0, dtype=wide.dtype)
     return SparseRows(indices[first], narrowed(values, dtype))
 
 
-def added(parts: Sequence[SparseRows], row_shape: tuple[int, ...], dtype: DType) -> SparseRows:
-    """Returns the sum of parts, each of which is coalesced(). The values are widened().
+def added(
+    parts: Sequence[SparseRows], row_shape: tuple[int, ...], dtype: DType, divisor: int = 1
+) -> SparseRows:
+    """Returns the sum of parts, each of which is coalesced(), divided by `divisor`.
 
-    A row is added up in the order of the parts.
+    A row is added up in the order of the parts, as the ranks of one node add theirs
+    (docs/arithmetic.md). Raises InvalidArgument for parts that are not in ascending order.
     """
-    indices = _union(part.indices for part in parts)
-    storage = parts[0].values.dtype if parts else np.dtype(np.float32)
-    wide = widened(np.empty(0, storage), dtype).dtype
-    values: np.ndarray = np.zeros((len(indices), *row_shape), wide)
-    for part in parts:
-        places = np.searchsorted(indices, part.indices)
-        values[places] += widened(part.values, dtype)  # A part has each place once.
-    return SparseRows(indices, values)
+    most = sum(part.row_count for part in parts)
+    storage = parts[0].values.dtype
+    indices: np.ndarray = np.empty(most, np.int64)
+    values: np.ndarray = np.empty((most, *row_shape), storage)
+    given = (PartOfRows * len(parts))()
+    for place, part in zip(given, parts):
+        place.numbers, place.values = part.indices.ctypes.data, part.values.ctypes.data
+        place.count = part.row_count
+    how = RowSum(
+        struct_bytes=ctypes.sizeof(RowSum),
+        number_bytes=parts[0].indices.itemsize,
+        dtype=dtype,
+        elements=int(np.prod(row_shape, dtype=np.int64)),
+        divisor=divisor,
+    )
+    count = ctypes.c_uint64()
+    library = native.library()
+    status = library.talweg_add_rows(
+        how, given, len(parts), indices.ctypes.data, values.ctypes.data, ctypes.byref(count)
+    )
+    if status != 0:
+        text = (library.talweg_last_error() or b"").decode(errors="replace")
+        raise native.EXCEPTIONS.get(status, TalwegError)(text)
+    return SparseRows(indices[: count.value], values[: count.value])
 
 
 def in_order(parts: Sequence[SparseRows]) -> SparseRows:
@@ -135,13 +159,6 @@ def in_order(parts: Sequence[SparseRows]) -> SparseRows:
     order = np.argsort(indices, kind="stable")
     values: np.ndarray = np.concatenate([part.values for part in parts])
     return SparseRows(indices[order], values[order])
-
-
-def _union(every: Iterable[np.ndarray]) -> np.ndarray:
-    """Returns the numbers that occur in one or more ascending arrays, in ascending order."""
-    joined: np.ndarray = np.concatenate([np.empty(0, np.int64), *every])
-    joined.sort(kind="stable")  # It finds the ascending runs, and merges them.
-    return joined[_first_of_each(joined)]
 
 
 def _first_of_each(ascending: np.ndarray) -> np.ndarray:

@@ -10,7 +10,9 @@ There are two ways:
 Both have the same bits, because a row is added up in rank order. The second moves fewer bytes where
 many ranks give the same rows. Each call goes the way that would have been the shorter one for the
 call before it in its channel, of which all ranks know the same. A gather goes on without lost ranks,
-as dense sums do. So a call that loses a rank while rows are dealt gathers them instead.
+as dense sums do. So a call that loses a rank while rows are dealt gathers them instead. All ranks do
+that alike: where some have their rows of the all_to_all and others have lost theirs, the gather of
+the sums is Aborted, because it ends only with every rank's sums.
 """
 
 from __future__ import annotations
@@ -48,13 +50,12 @@ from talweg._collectives.sparse_rows import (
     dealt,
     in_order,
     index_dtype,
-    narrowed,
     packed,
     unpacked,
 )
 from talweg._declaration import DType, Op, require_defined
 from talweg._library.native_arguments import check_name_and_priority
-from talweg.errors import Aborted, InvalidArgument, Unsupported
+from talweg.errors import Aborted, InternalError, InvalidArgument, Unsupported
 
 NAME = "push_pull_sparse"
 
@@ -234,12 +235,22 @@ class _Call:
 
     def _added(self, parts: Sequence[Part], ranks: int) -> SparseRows:
         tensor = self._tensor
-        indices, values = added([part.rows for part in parts], tensor.row_shape, tensor.dtype)
-        if tensor.op is Op.AVERAGE:
-            values /= ranks
-        return SparseRows(
-            indices, self._scaled(narrowed(values, tensor.dtype), tensor.factors.postscale)
-        )
+        divisor = ranks if tensor.op is Op.AVERAGE else 1
+        of = (tensor.row_shape, tensor.dtype, divisor)
+        rows = added([part.rows for part in parts], *of)
+        self._require_within(rows.indices)
+        return rows._replace(values=self._scaled(rows.values, tensor.factors.postscale))
+
+    def _require_within(self, ascending: np.ndarray) -> None:
+        """Raises InternalError for rows that the tensor does not have: code that uses the sum does
+        not look.
+        """
+        for wrong in (*ascending[:1], *ascending[-1:]):
+            if not 0 <= wrong < self._tensor.total_rows:
+                raise InternalError(
+                    f"{NAME} '{self._channel.title}': a rank gives row {wrong} of a tensor that has "
+                    f"{self._tensor.total_rows}: please report this"
+                )
 
     def _note(self, parts: Sequence[Part], rows: SparseRows) -> None:
         row_bytes = self._index.itemsize + rows.values[:1].nbytes

@@ -100,3 +100,25 @@ class ExchangeCall(ctypes.Structure):
         ("bytes", ctypes.c_uint64),
         ("out", ctypes.c_void_p),
     ]
+
+
+class PartOfRows(ctypes.Structure):
+    """The layout of talweg_rows."""
+
+    _fields_ = [
+        ("numbers", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("count", ctypes.c_uint64),
+    ]
+
+
+class RowSum(ctypes.Structure):
+    """The layout of talweg_row_sum."""
+
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("number_bytes", ctypes.c_uint32),
+        ("dtype", ctypes.c_int),
+        ("elements", ctypes.c_uint64),
+        ("divisor", ctypes.c_uint32),
+    ]

@@ -92,7 +92,7 @@ typedef struct {
   size_t struct_bytes;   /* sizeof(talweg_row_sum). */
   uint32_t number_bytes; /* 4 or 8: numbers are signed integers of that size. */
   talweg_dtype dtype;
-  uint64_t elements; /* Of a row. */
+  uint64_t elements; /* A row has so many. */
   uint32_t divisor;  /* 1: a sum. Otherwise sums are divided by it; for floats. */
 } talweg_row_sum;
 

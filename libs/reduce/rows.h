@@ -20,7 +20,7 @@ struct Rows {
 
 // Where a sum is in one part.
 struct RowCursor {
-  int64_t number = 0;  // Of the part's next row.
+  int64_t number = 0;  // That of the part's next row.
   uint64_t place = 0;  // Where that row is in the part.
   uint32_t part = 0;
 };
@@ -28,7 +28,7 @@ struct RowCursor {
 // How rows lie in memory.
 struct RowLayout {
   uint32_t number_bytes = 8;  // 4 or 8: numbers are signed integers of that size.
-  uint64_t elements = 0;      // Of a row.
+  uint64_t elements = 0;      // A row has so many.
 };
 
 // Sums the rows of all parts. Rows with the same number are combined by Reduce, in the order of

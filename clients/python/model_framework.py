@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from talweg._exchange import exchange
+import numpy as np
+from talweg._exchange import names as exchange_names
 from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.exchange import GradientExchange
 from talweg.errors import Busy
 
-DIGEST = 2 * exchange._DIGEST_BYTES
+DIGEST = 2 * exchange_names.DIGEST_BYTES
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Ticket:
     gradient: Gradient | None = None
     version: int = 0
     marks: bytearray | None = None
+    numbers: np.ndarray | None = None
     is_open: bool = True
 
 
@@ -50,11 +52,12 @@ class Framework(Adapter):
         passes: int = 1,
         name: str = "x",
         leaves_out: bool = False,
+        frozen: Iterable[int] = (),
     ) -> None:
         self.log: list[str] = []
         self.gradients: dict[int, Gradient | None] = {}
         self.dtypes: dict[int, Hashable] = {}
-        self.frozen: set[int] = set()
+        self.frozen: set[int] = set(frozen)
         self.watched: list[int] = []
         self.watched_passes = 0
         self.forgotten_passes = 0
@@ -62,6 +65,9 @@ class Framework(Adapter):
         self.rounds: Counter[str] = Counter()
         self.others: dict[str, float] = {}  # The other rank's gradients, by their tensors.
         self.others_marks: dict[int, int] = {}  # -1: the rank's own.
+        self.others_thaws: list[Sequence[float]] = []  # The other rank's numbers, round by round.
+        self.is_left_out = False  # When the next such round ends.
+        self.owed: np.ndarray | None = None
         self.late: set[str] = set()  # Tensors whose averages are not there yet.
         self.in_order = False
         self.comes_late = False  # The other rank has made steps before.
@@ -117,6 +123,11 @@ class Framework(Adapter):
         self.log[-1] = f"push {name}={list(marks[:-DIGEST])}"
         return ticket
 
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Ticket:
+        ticket = self._start(Ticket(name, numbers=values), priority)
+        self.log[-1] = f"push {name}={values.tolist()}"
+        return ticket
+
     def finish(self, ticket: Ticket) -> float:
         assert ticket.is_open, ticket.name
         self._fail(f"take {ticket.name}")
@@ -124,12 +135,21 @@ class Framework(Adapter):
         del self.open[ticket.name]
         self.log.append(f"take {ticket.name}")
         self._interrupt(f"take {ticket.name}")
+        if ticket.numbers is not None:
+            own = ticket.numbers.copy()
+            ticket.numbers[:] = self.others_thaws.pop(0) if self.others_thaws else 0.0
+            if self.is_left_out:
+                self.owed = own if self.owed is None else self.owed + own
+            else:
+                ticket.numbers += own + (0.0 if self.owed is None else self.owed)
+                self.owed = None
+            self.is_left_out = False
         if ticket.marks is not None:
             for index, mark in self.others_marks.items():
                 place = index if index >= 0 else index - DIGEST
                 ticket.marks[place] = max(ticket.marks[place], mark)
             if self.others_names is not None:
-                theirs = exchange._names_digest(self.others_names)
+                theirs = exchange_names.digest_of(self.others_names)
                 for place, byte in enumerate(theirs, len(ticket.marks) - DIGEST):
                     ticket.marks[place] = max(ticket.marks[place], byte)
         return (ticket.value + self.others.get(ticket.name, 0.0)) / 2

@@ -83,6 +83,11 @@ class Adapter(Protocol):
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Any:
         """Starts the maximum of each byte. It stands in `marks` when the ticket is finished."""
 
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Any:
+        """Starts the sum of each number, with the patience of gradients. It stands in `values` when
+        the ticket is finished. Only an exchange that leaves late ranks out calls it.
+        """
+
     def finish(self, ticket: Any) -> Any:
         """Waits for a round; returns the average."""
 
@@ -188,6 +193,9 @@ class ClientAdapter(Adapter):
         address = array.ctypes.data
         name += self.group.suffix
         return Pushed(self.client.push(name, declaration, address, address, priority, keep=array))
+
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
+        raise NotImplementedError(name)
 
     def finish(self, ticket: Pushed) -> Any:
         return self.client.synchronize(ticket.handle)

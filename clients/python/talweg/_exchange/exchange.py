@@ -8,30 +8,19 @@ averages, and lends it an Adapter.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from talweg import _interrupts
 from talweg._exchange.adapter import Adapter, Parameter, Refusal, Tensor
+from talweg._exchange.names import DIGEST_BYTES, Names, digest_of
 from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
-from talweg.errors import InternalError, InvalidArgument, Mismatch
+from talweg._exchange.thaws import Thaws
+from talweg.errors import InternalError, InvalidArgument
 
 # The marks, which say which gradients count, are few bytes, and updates wait for them.
 _MARKS_PRIORITY = 2**30
-_DIGEST_BYTES = 8
-
-
-def _names_digest(names: Iterable[str]) -> bytes:
-    """Returns a digest. Its maximum shows each byte's largest and smallest value."""
-    digest = hashlib.blake2b("\0".join(names).encode(), digest_size=_DIGEST_BYTES).digest()
-    return digest + bytes(255 - byte for byte in digest)
-
-
-def _is_one_digest(highest: bytes | bytearray) -> bool:
-    pairs = zip(highest[:_DIGEST_BYTES], highest[_DIGEST_BYTES:])
-    return all(largest + smallest == 255 for largest, smallest in pairs)
 
 
 class _Rounds:
@@ -57,6 +46,11 @@ class GradientExchange:
     say for which parameters any rank had a gradient. A parameter that nobody used keeps the
     gradient (or the lack of one) that it had.
 
+    With `leaves_out` a round may go on without late ranks. The marks would wait for them. So marks
+    are exchanged until the parameters are known to be alike, and after that every active parameter
+    counts. A joiner comes when the others exchange none any more. Thaws (thaws.py) says when ranks
+    have to compare again.
+
     A gradient that was assigned also counts: any gradient that has changed since the last step.
 
     A parameter is active when it takes part: from the first time that it is trainable.
@@ -70,15 +64,14 @@ class GradientExchange:
         self.name = name
         self.steps = 0  # The steps that the optimizer has taken.
         self._adapter = adapter
-        # A round may go on without late ranks. The marks would wait for them. So they are exchanged
-        # until the names are known to be alike, and after that every active parameter counts. A
-        # joiner comes when the others exchange none any more.
         self._leaves_out = leaves_out
+        self._thaws = Thaws(adapter, name)
         self._state = State.COLLECTING
         self.set_passes(passes)
         self._passes_ended = 0  # The passes that have ended in this step.
         self._parameters: list[Parameter] = []
         self._additions = -1  # After the first ones.
+        self._suffix = ""  # What names of rounds of these parameters end with.
         self._frozen: list[int] = []
         self._active: dict[int, None] = {}  # In the order in which they became active.
         self._tensors: dict[int, Tensor] = {}
@@ -86,9 +79,8 @@ class GradientExchange:
         self._pushed: dict[int, Any] = {}  # Tickets of this step, until all have left.
         self._rounds: _Rounds | None = None
         self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
-        self._names_digest = _names_digest([])
-        self._names_are_alike = False  # At all ranks, as far as is known here.
-        self._mismatch: Mismatch | None = None
+        self._names = Names(adapter, name)
+        self._digest: bytes | None = None  # What ranks compare, once it is made.
 
     @property
     def state(self) -> State:
@@ -149,14 +141,14 @@ class GradientExchange:
         Returns the index of each parameter, or None for one without elements, which is left out.
         """
         self._additions += 1
+        self._suffix = f".{self._additions}" if self._additions else ""
         indices: list[int | None] = []
         for parameter in parameters:
             indices.append(len(self._parameters) if parameter.nbytes > 0 else None)
             if parameter.nbytes > 0:
                 self._frozen.append(len(self._parameters))
                 self._parameters.append(parameter)
-        self._names_digest = _names_digest(str(parameter) for parameter in self._parameters)
-        self._names_are_alike = False
+        self._names.are_alike, self._digest = False, None
         return indices
 
     def activate(self) -> None:
@@ -165,6 +157,8 @@ class GradientExchange:
         if not thawed:
             return
         self._frozen = [index for index in self._frozen if index not in set(thawed)]
+        self._thaws.on_thawed(thawed)
+        self._digest = None
         for index in thawed:
             self._active[index] = None
             self._adapter.watch(index)
@@ -262,26 +256,40 @@ class GradientExchange:
             if index not in self._pushed:
                 self._push(index)
         with _interrupts.held:
-            if self._leaves_out and (self._names_are_alike or self._adapter.began_apart()):
-                self._rounds = self._without_marks()
+            if self._leaves_out and (self._names.are_alike or self._adapter.began_apart()):
+                rounds, count = self._without_marks(), len(self._parameters)
+                self._thaws.begin(self._suffix, count, self._frozen, _MARKS_PRIORITY)
             else:
-                self._rounds = self._with_marks(has_batch)
+                # One byte for each parameter, and a last byte for the rank itself.
+                marks = bytearray(len(self._parameters) + 1)
+                for index in self._touched:
+                    marks[index] = 1
+                marks[-1] = int(has_batch)
+                rounds = _Rounds(self._touched, self._pushed, marks, None)
+                self._start_marks(rounds, marks)
+                self._thaws.on_compared(self._frozen)
+            self._rounds = rounds
             self._touched, self._pushed, self._passes_ended = set(), {}, 0
             self._move(Event.ALL_PUSHED)
 
-    def _with_marks(self, has_batch: bool) -> _Rounds:
-        # One byte for each parameter, and a last byte for the rank itself.
-        marks = bytearray(len(self._parameters) + 1)
-        for index in self._touched:
-            marks[index] = 1
-        marks[-1] = int(has_batch)
-        marks += self._names_digest
-        name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
-        ticket = self._adapter.start_marks(name, marks, _MARKS_PRIORITY)
-        return _Rounds(self._touched, self._pushed, marks, ticket)
+    @property
+    def _texts(self) -> list[str]:
+        """What ranks compare: a text for each parameter."""
+        frozen = set(self._frozen) if self._leaves_out else set()
+        return [
+            f"{parameter}, frozen" if index in frozen else str(parameter)
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    def _start_marks(self, rounds: _Rounds, marks: bytearray) -> None:
+        self._digest = self._digest or digest_of(self._texts)
+        said = marks + self._digest
+        name = f"{self.name}.used{self._suffix}"
+        rounds.marks_ticket = self._adapter.start_marks(name, said, _MARKS_PRIORITY)
+        rounds.marks, rounds.marks_are_there = said, False
 
     def _without_marks(self) -> _Rounds:
-        marks = bytearray(len(self._parameters) + 1 + 2 * _DIGEST_BYTES)
+        marks = bytearray(len(self._parameters) + 1 + 2 * DIGEST_BYTES)
         for index in self._active:
             marks[index] = 1
         rounds = _Rounds(self._touched, self._pushed, marks, None)
@@ -298,7 +306,11 @@ class GradientExchange:
         rounds = self._rounds
         if rounds is None:
             return []
-        if not self._names_are_alike:
+        with _interrupts.held:
+            if self._thaws.finish():
+                self._names.are_alike = False
+                self._start_marks(rounds, rounds.marks[: -2 * DIGEST_BYTES])
+        if not self._names.are_alike:
             # If the names differ, other ranks never push the rounds that this rank waits for.
             self._finish_marks(rounds)
         averages: list[tuple[int, Any]] = []
@@ -326,33 +338,10 @@ class GradientExchange:
         if not rounds.marks_are_there:
             self._adapter.finish(rounds.marks_ticket)
             rounds.marks_are_there = True
-            self._check_names(rounds.marks[-2 * _DIGEST_BYTES :])
-        if self._mismatch is not None:
-            raise self._mismatch
-        return memoryview(rounds.marks)[: -2 * _DIGEST_BYTES]
-
-    def _check_names(self, highest: bytearray) -> None:
-        self._names_are_alike = _is_one_digest(highest)
-        if self._names_are_alike:
-            return
-        own = [str(parameter) for parameter in self._parameters]
-        told = self._adapter.gather_names(own, f"{self.name}.names")
-        text = "parameters have other names or shapes here than at another rank"
-        for rank, names in told.items():
-            first, reference = next(iter(told.items()))
-            place = next(
-                (i for i, pair in enumerate(zip(reference, names)) if len(set(pair)) > 1), None
-            )
-            if place is not None:
-                text = (
-                    f"parameter {place} is {reference[place]} at rank {first}, but "
-                    f"{names[place]} at rank {rank}"
-                )
-                break
-        self._mismatch = Mismatch(
-            f"'{self.name}': {text}: build the same model, with its parameters in one order, at "
-            "every rank"
-        )
+            self._names.check(rounds.marks[-2 * DIGEST_BYTES :], self._texts)
+        if self._names.mismatch is not None:
+            raise self._names.mismatch
+        return memoryview(rounds.marks)[: -2 * DIGEST_BYTES]
 
     def _by_arrival(self, rounds: _Rounds) -> list[int]:
         """Returns the open rounds in the order in which their averages are likely to arrive.
@@ -399,7 +388,8 @@ class GradientExchange:
         self._tensors.clear()  # The tensors are declared again.
         self._unused = []
         # The job may be another one. Its ranks may have other parameters, or exchange marks again.
-        self._names_are_alike, self._mismatch = False, None
+        self._names.begin_anew()
+        self._thaws.begin_anew()
 
     def discard(self) -> None:
         """Takes the open averages and drops them."""

@@ -25,7 +25,7 @@ from talweg.errors import Busy, InvalidArgument, Unsupported
 from talweg.torch import _cuda
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
-from talweg.torch._patient import start_patient
+from talweg.torch._patient import start_patient, start_patient_sum
 from talweg.torch._tensors import declaration_of, finish
 from talweg.torch._uncompiled import keep_out_of_graphs
 
@@ -252,6 +252,15 @@ class GradientAverager(ClientAdapter):
         with _names_may_be_shared():
             self._await_left(name + self.group.suffix)
             return super().start_marks(name, marks, priority)
+
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
+        group = self.group
+        with _names_may_be_shared():
+            self._await_left(name + group.suffix)
+            handle = start_patient_sum(
+                self.client, values, name + group.suffix, group.listed, priority, self._patience_ms
+            )
+        return Pushed(handle)
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the gradient to push in place of a sparse gradient."""

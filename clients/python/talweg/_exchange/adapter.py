@@ -105,6 +105,9 @@ class Adapter(Protocol):
         time.
         """
 
+    def give_no_loss(self) -> None:
+        """Takes part in the round that averages the losses of ranks which have a batch."""
+
     def priority_of(self, index: int) -> int:
         """Returns the priority of the parameter's rounds. Larger ones overtake others."""
 
@@ -218,6 +221,9 @@ class ClientAdapter(Adapter):
         except (Timeout, Aborted):  # A rank of a job that goes on needs no names.
             return {}
         return dict(zip(self.group.ranks, told))
+
+    def give_no_loss(self) -> None:
+        raise NotImplementedError
 
     def priority_of(self, index: int) -> int:
         """The layers nearest the input are needed first by the next forward pass."""

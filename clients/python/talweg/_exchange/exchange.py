@@ -21,6 +21,8 @@ from talweg.errors import InternalError, InvalidArgument
 
 # The marks, which say which gradients count, are few bytes, and updates wait for them.
 _MARKS_PRIORITY = 2**30
+# The last mark, which is the rank's: whether it has a batch, and whether a round of the loss follows.
+_NO_BATCH, _BATCH, _BATCH_AND_LOSS = range(3)
 
 
 class _Rounds:
@@ -63,6 +65,9 @@ class GradientExchange:
     ) -> None:
         self.name = name
         self.steps = 0  # The steps that the optimizer has taken.
+        # Whether the optimizer evaluates a closure now, whose loss the ranks average. And whether this
+        # rank has said so in the last exchange: a rank in join() then takes part in that average.
+        self.evaluates = self.has_said_loss = False
         self._adapter = adapter
         self._leaves_out = leaves_out
         self._thaws = Thaws(adapter, name)
@@ -264,7 +269,10 @@ class GradientExchange:
                 marks = bytearray(len(self._parameters) + 1)
                 for index in self._touched:
                     marks[index] = 1
-                marks[-1] = int(has_batch)
+                marks[-1] = _BATCH if has_batch else _NO_BATCH
+                self.has_said_loss = has_batch and self.evaluates
+                if self.has_said_loss:
+                    marks[-1] = _BATCH_AND_LOSS
                 rounds = _Rounds(self._touched, self._pushed, marks, None)
                 self._start_marks(rounds, marks)
                 self._thaws.on_compared(self._frozen)
@@ -447,4 +455,7 @@ class GradientExchange:
         rounds = self._rounds
         assert rounds is not None
         self.discard()
-        return bool(self._finish_marks(rounds)[-1])
+        has_batch = self._finish_marks(rounds)[-1]
+        if has_batch == _BATCH_AND_LOSS:
+            self._adapter.give_no_loss()
+        return has_batch != _NO_BATCH

@@ -228,7 +228,7 @@ class Membership:
             agreed = self._agreement.agree(said, self._replay)
             self.began_apart |= agreed.began_apart
             if agreed.has_joiners:
-                listeners = self._agreement.listeners()
+                listeners = self._agreement.listeners(self.is_joiner)
                 if self._taking is not None:
                     self._taking.end_lines(self.view, listeners)
             with contextlib.suppress(Aborted):  # The teller is gone, and the next one tells.

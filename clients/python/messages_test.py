@@ -41,6 +41,8 @@ class _Calls:
     def __init__(self, client: Any) -> None:
         self.client = client
         self.kept = KeptWorks()
+        self.ranks: Sequence[int] = ()
+        self.whereabouts = mock.Mock(**{"of.return_value": {}})
         self._channels: list[CallChannel] = []
         self._aborted: Aborted | None = None
 

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from talweg._exchange.adapter import DENSE, Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.exchange import GradientExchange
-from talweg._exchange.marks import Marks, names_digest
+from talweg._exchange.marks import Marks
+from talweg._exchange.names import digest_of
 from talweg.errors import Busy
 
 
@@ -31,6 +33,7 @@ class Ticket:
     gradient: Gradient | None = None
     version: int = 0
     marks: bytearray | None = None
+    numbers: np.ndarray | None = None
     is_open: bool = True
 
 
@@ -60,11 +63,12 @@ class Framework(Adapter):
         name: str = "x",
         leaves_out: bool = False,
         may_have_sparse: Iterable[int] = (),
+        frozen: Iterable[int] = (),
     ) -> None:
         self.log: list[str] = []
         self.gradients: dict[int, Gradient | None] = {}
         self.dtypes: dict[int, Hashable] = {}
-        self.frozen: set[int] = set()
+        self.frozen: set[int] = set(frozen)
         self.watched: list[int] = []
         self.watched_passes = 0
         self.forgotten_passes = 0
@@ -72,6 +76,9 @@ class Framework(Adapter):
         self.rounds: Counter[str] = Counter()
         self.others: dict[str, float] = {}  # The other rank's gradients, by their tensors.
         self.others_marks: dict[int, int] = {}  # -1: the rank's own.
+        self.others_thaws: list[Sequence[float]] = []  # The other rank's numbers, round by round.
+        self.is_left_out = False  # When the next such round ends.
+        self.owed: np.ndarray | None = None
         self.others_forms: dict[int, int] = {}
         self.may_have_sparse = set(may_have_sparse)
         self.sparse: dict[int, int] = {}  # Sparse dimensions of gradients that are sparse here.
@@ -139,9 +146,14 @@ class Framework(Adapter):
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Ticket:
         ticket = self._start(Ticket(name, marks=marks), priority)
         told = _marks(marks)
-        self.log[-1] = f"push {name}={[*told.used, *told.ranks_with_batch]}"
+        self.log[-1] = f"push {name}={[*told.used, *told.batch]}"
         if self.may_have_sparse:
             self.log[-1] += f" {list(told.forms)}"
+        return ticket
+
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Ticket:
+        ticket = self._start(Ticket(name, numbers=values), priority)
+        self.log[-1] = f"push {name}={values.tolist()}"
         return ticket
 
     def finish(self, ticket: Ticket) -> float:
@@ -151,15 +163,24 @@ class Framework(Adapter):
         del self.open[ticket.name]
         self.log.append(f"take {ticket.name}")
         self._interrupt(f"take {ticket.name}")
+        if ticket.numbers is not None:
+            own = ticket.numbers.copy()
+            ticket.numbers[:] = self.others_thaws.pop(0) if self.others_thaws else 0.0
+            if self.is_left_out:
+                self.owed = own if self.owed is None else self.owed + own
+            else:
+                ticket.numbers += own + (0.0 if self.owed is None else self.owed)
+                self.owed = None
+            self.is_left_out = False
         if ticket.marks is not None:
             told = _marks(ticket.marks)
             for index, mark in self.others_marks.items():
-                where = (told.ranks_with_batch, 0) if index < 0 else (told.used, index)
+                where = (told.batch, 0) if index < 0 else (told.used, index)
                 _raise_to(*where, mark)
             for index, form in self.others_forms.items():
                 _raise_to(told.forms, index, form)
             if self.others_names is not None:
-                for place, byte in enumerate(names_digest(self.others_names)):
+                for place, byte in enumerate(digest_of(self.others_names)):
                     _raise_to(told.digest, place, byte)
             ticket.marks[:] = told.data
         return (ticket.value + self.others.get(ticket.name, 0.0)) / 2
@@ -180,6 +201,9 @@ class Framework(Adapter):
     def gather_names(self, names: Sequence[str], name: str) -> dict[int, Sequence[str]]:
         self.log.append(f"gather {name}")
         return {0: names, 1: self.others_names or names} if self.others_say_names else {}
+
+    def give_no_loss(self) -> None:
+        self.log.append("give no loss")
 
     def priority_of(self, index: int) -> int:
         return -index

@@ -7,11 +7,11 @@ import unittest
 from typing import Any, cast
 
 import numpy as np
-from model_framework import Framework
+from model_framework import Framework, said
 from talweg._client.declared import Tensors
 from talweg._client.local import LocalConnection
 from talweg._declaration import Declaration, DType, Op, milliseconds_of
-from talweg.errors import InvalidArgument, Unsupported
+from talweg.errors import InvalidArgument, Mismatch, Unsupported
 
 
 class PatienceTest(unittest.TestCase):
@@ -92,6 +92,68 @@ class PatienceTest(unittest.TestCase):
             it.exchange.check_unchanged()
         it.exchange.synchronize()
         self.assertEqual(it.values()[1], 0.0)  # It counts.
+
+    def _thawing(self) -> Framework:
+        """Has made a step with 'b' frozen."""
+        it = Framework("ab", leaves_out=True, frozen=[1])
+        self._step(it, 0)
+        it.log.clear()
+        return it
+
+    def _step(self, it: Framework, *indices: int) -> None:
+        it.backward(*indices)
+        it.exchange.synchronize()
+        it.exchange.on_step()
+        it.zero_grad()
+
+    def test_ranks_compare_when_a_parameter_thaws(self) -> None:
+        it = self._thawing()
+        self._step(it, 0)  # Nobody has thawed it.
+        self.assertEqual((it.rounds["x.used"], it.rounds["x.thawed"]), (1, 1))
+        it.log.clear()
+        it.frozen, it.others_thaws = set(), [[0.0, 1.0]]
+        self._step(it, 0, 1)
+        self.assertIn("push x.thawed=[0.0, 1.0]", it.log)
+        self.assertLess(it.log.index("take x.used"), it.log.index("take x.gradient.a"))
+        for _ in range(2):  # Nothing is frozen any more.
+            self._step(it, 0, 1)
+        self.assertEqual((it.rounds["x.used"], it.rounds["x.thawed"]), (2, 2))
+        self.assertEqual(it.rounds["x.gradient.b"], 3)
+
+    def test_a_parameter_that_thaws_here_alone(self) -> None:
+        """Also where this rank was left out of the round that tells of it."""
+        for rounds, self_is_late in ((1, False), (2, True)):
+            with self.subTest(is_late=self_is_late):
+                it = self._thawing()
+                it.frozen, it.is_left_out = set(), self_is_late
+                it.others_names = [f"{text}{', frozen' * i}" for i, text in enumerate(said("ab"))]
+                it.backward(0, 1)
+                with self.assertRaisesRegex(
+                    Mismatch, "parameter 1 is 'b' at rank 0, but 'b', frozen at rank 1: "
+                ):
+                    it.exchange.synchronize()
+                self.assertEqual(it.rounds["x.thawed"], rounds)
+                self.assertNotIn("take x.gradient.a", it.log)
+
+    def test_a_parameter_that_thaws_elsewhere_alone(self) -> None:
+        it = self._thawing()
+        it.others_thaws, it.others_names = [[0.0, 1.0]], said("ab")
+        it.backward(0)
+        with self.assertRaisesRegex(
+            Mismatch, "parameter 1 is 'b', frozen at rank 0, but 'b' at rank 1: .* freeze and thaw"
+        ):
+            it.exchange.synchronize()
+
+    def test_an_interrupted_wait_for_thaws_goes_on(self) -> None:
+        it = self._thawing()
+        it.frozen, it.is_left_out = set(), True
+        it.interrupted = {"take x.thawed"}
+        it.backward(0, 1)
+        with self.assertRaises(KeyboardInterrupt):
+            it.exchange.synchronize()
+        it.exchange.synchronize()
+        self.assertEqual(it.rounds["x.used"], 2)
+        self.assertFalse(it.open)
 
 
 class DeclarationTest(unittest.TestCase):

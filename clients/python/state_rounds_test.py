@@ -15,7 +15,7 @@ from model_rounds import Rounds
 from talweg._collectives.kinds import OWN, WHOLE
 from talweg._declaration import Declaration, DType, Op
 from talweg._elastic import state_rounds
-from talweg.errors import InvalidArgument
+from talweg.errors import Aborted, InvalidArgument
 from turns import Turns
 
 # More are tried with TALWEG_SEEDS, from TALWEG_FIRST_SEED on.
@@ -26,6 +26,22 @@ _FIRST_SEED = int(os.environ.get("TALWEG_FIRST_SEED", "0"))
 class _Unpicklable:
     def __reduce__(self) -> Any:
         raise LookupError("it stays here")
+
+
+class _Untakeable:
+    """What load_state_dict() refuses, at the rank that has it."""
+
+    def __init__(self, rank: int, refuses: bool) -> None:
+        self.rank = rank
+        self._refuses = refuses
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rank": self.rank}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self._refuses:
+            raise LookupError(f"rank {self.rank} is full")
+        self.rank = state["rank"]
 
 
 class _Calls:
@@ -75,11 +91,15 @@ def _told(call: Callable[[], object]) -> Exception | None:
 
 
 class StateRoundsTest(unittest.TestCase):
-    def _transfer(self, values: Sequence[Any], takes: Sequence[bool]) -> list[list[Any]]:
+    def _transfer(
+        self, values: Sequence[Any], takes: Sequence[bool], joiners: Sequence[int] = ()
+    ) -> list[list[Any]]:
         """Brings rank 0's State, whose `value` is the first of these, to all that take it.
 
-        Returns for each order of events what each rank's State has then, or what it raises.
+        Returns for each order of events what each rank's State has then, or what it raises. Joiners
+        that leave are in `self.left`.
         """
+        self.left: list[int] = []
         found = []
         for seed in range(_FIRST_SEED, _FIRST_SEED + _SEEDS):
             turns = Turns(seed)
@@ -91,7 +111,9 @@ class StateRoundsTest(unittest.TestCase):
 
                 def run() -> None:
                     failure = state_rounds.transfer(client, state, 0, takes[client.rank])
-                    state_rounds.compare(client, state, failure, root=0)
+                    is_joiner = client.rank in joiners
+                    leave = partial(self.left.append, client.rank) if is_joiner else None
+                    state_rounds.compare(client, state, failure, root=0, leave=leave)
 
                 results[client.rank] = _told(run) or state.value
 
@@ -116,6 +138,26 @@ class StateRoundsTest(unittest.TestCase):
                 for rank, error in enumerate(others, 1):
                     self.assertIsInstance(error, InvalidArgument)
                     self.assertRegex(str(error), text if takes[rank] else "the State of rank 0, ")
+
+    def test_all_hear_of_a_rank_that_cannot_take_it(self) -> None:
+        """As at the job's beginning. A joiner that could take it hears it, too."""
+        text = r"rank 1 cannot use the State that rank 0 gives \(LookupError: rank 1 is full\): "
+        values = [_Untakeable(rank, refuses=rank == 1) for rank in range(3)]
+        for joiners in ([], [2]):
+            for source, failed, other in self._transfer(values, [False, True, True], joiners):
+                self.assertIsInstance(failed, LookupError)
+                for error in (source, other):
+                    self.assertIsInstance(error, InvalidArgument)
+                    self.assertRegex(str(error), text)
+            self.assertEqual(self.left, [])
+
+    def test_a_joiner_that_cannot_take_it_leaves(self) -> None:
+        values = [_Untakeable(rank, refuses=rank == 2) for rank in range(3)]
+        for *others, failed in self._transfer(values, [False, False, True], [2]):
+            self.assertIsInstance(failed, LookupError)
+            for error in others:
+                self.assertIsInstance(error, Aborted)
+        self.assertEqual(self.left, [2] * _SEEDS)
 
 
 if __name__ == "__main__":

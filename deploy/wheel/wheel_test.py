@@ -32,7 +32,9 @@ _RANKS = "import byteps.common as b; b.init(); print(f'rank {b.rank()} of {b.siz
 
 # torch knows the backend by the wheel's entry point.
 _BACKEND_PROGRAM = """
+import sys
 import torch, torch.distributed as dist
+assert "talweg.torch" not in sys.modules
 dist.init_process_group("talweg")
 total = torch.full((5,), float(dist.get_rank() + 1))
 dist.all_reduce(total)
@@ -84,6 +86,30 @@ class WheelTest(unittest.TestCase):
                 )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertEqual(done.stdout.count("sum is right"), 2, done.stdout)
+
+    def test_torchs_launcher_runs_a_program_that_only_names_the_backend(self) -> None:
+        """The entry point makes the name known, and the ranks start the daemons that they need."""
+        wheel = next(_WHEEL_DIR.glob("talweg-*.whl"))
+        # A Unix socket has a short path.
+        with tempfile.TemporaryDirectory(prefix="talweg.", dir="/tmp") as directory:
+            site = Path(directory) / "site"
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+            subprocess.run([*pip, f"--target={site}", str(wheel)], check=True, timeout=300)
+            program = Path(directory) / "program.py"
+            program.write_text(_BACKEND_PROGRAM)
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            line = [*launcher, "--nproc-per-node=2", str(program)]
+            kept = {k: v for k, v in os.environ.items() if not k.startswith("TALWEG_")}
+            environment = {**kept, "PYTHONPATH": str(site), "TMPDIR": directory}
+            environment["OMP_NUM_THREADS"] = "1"
+            for autoload, count in (("1", 2), ("0", 0)):
+                environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = autoload
+                done = subprocess.run(
+                    line, env=environment, capture_output=True, text=True, timeout=240, check=False
+                )
+                self.assertEqual(done.stdout.count("sum is right"), count, done.stderr)
+                self.assertEqual(done.returncode == 0, count > 0, done.stdout + done.stderr)
+            self.assertRegex(done.stderr, "(?i)unknown .*backend.*talweg|invalid backend.*talweg")
 
     def test_other_systems_programs_run(self) -> None:
         """The names, the launcher and the examples stand where BytePS's documents have them."""

@@ -5,6 +5,8 @@ calls of every kind.
 
 from __future__ import annotations
 
+import statistics
+import time
 import unittest
 
 from cluster import DEADLINE_S, Cluster, Job, Rank
@@ -21,6 +23,9 @@ _CALLS = (
     "objects",
 )
 
+# docs/torch.md promises about a second. This is ten times as long, for a machine with other work.
+_RAISES_S = 10.0
+
 
 class C10dKillTest(unittest.TestCase):
     def _kill_rank_1(self, ranks: list[Rank], where: str) -> None:
@@ -29,12 +34,22 @@ class C10dKillTest(unittest.TestCase):
         for rank in others:
             rank.tell("go on")
             rank.wait_for("begun")
+        killed = time.monotonic()
         victim.process.kill()
+        took_s = []
         for rank in others:
             for name in _CALLS:
                 line = rank.wait_for(f"{name} ends ")
+                took_s.append(time.monotonic() - killed)
                 self.assertIn(f"{name} ends JobFailed: ", line)
                 self.assertIn(f"rank 1 ({where}, pid {victim.process.pid})", line)
+        print(
+            f"{self.id()}: {len(took_s)} calls of {len(others)} ranks have raised, half of them "
+            f"{statistics.median(took_s) * 1000:.0f} ms after the kill, all after "
+            f"{max(took_s) * 1000:.0f} ms"
+        )
+        self.assertLess(max(took_s), _RAISES_S)
+        for rank in others:
             assert rank.process.stdin is not None
             rank.process.stdin.close()
             rank.process.wait(DEADLINE_S)

@@ -76,6 +76,30 @@ class JoinerTest(unittest.TestCase):
                 ]
                 self.assertEqual(warned, [0, 0, int(when != "before")])
 
+    def test_a_joiner_that_cannot_take_the_state(self) -> None:
+        """It raises its error and lives on. The others go on without it."""
+        with Cluster() as cluster:
+            job = Job(cluster, program="cannot_take.py", begin_together=True)
+            joiner = job.add(2, ["joined"])
+            self.assertEqual(joiner.wait_for("error "), "error LookupError: it has no room")
+            for rank in job.ranks[:2]:
+                rank.wait_for("of 2 ranks")
+                rank.goes_on()
+                rank.wait_for("of 2 ranks")
+            self.assertIsNone(joiner.process.poll())
+            job.end(self, [0, 1])
+
+    def test_a_rank_that_cannot_take_the_state_at_the_beginning(self) -> None:
+        """All raise an error that names it, and live on."""
+        with Cluster() as cluster:
+            agent = cluster.agent(0, ["--standalone", "--rank_count=3"])
+            stop = str(cluster.directory / "stop")
+            ranks = [cluster.rank(agent, "cannot_take.py", [stop, "1"]) for _ in range(3)]
+            told = [rank.wait_for("error ") for rank in ranks]
+            self.assertEqual(told.count("error LookupError: it has no room"), 1, told)
+            text = r"error InvalidArgument: rank 1 cannot use .* \(LookupError: it has no room\)"
+            self.assertEqual(sum(bool(re.match(text, line)) for line in told), 2, told)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -121,6 +121,24 @@ class PatienceTest(unittest.TestCase):
             self.assertEqual({len(each) for each in weights.values()}, {1})
             self.assertGreater(late, 0, "nobody was left out")
 
+    def test_a_parameter_that_thaws(self) -> None:
+        """At one rank alone it is an error at all, although none of them ends."""
+        with Cluster(with_torch=True) as cluster:
+            for who, when in (("2", 0), ("2", 20), ("all", 20)):
+                with self.subTest(who=who, when=when):
+                    agent = cluster.agent(
+                        0, ["--standalone", "--rank_count=3"], name=f"agent.{who}.{when}"
+                    )
+                    options = [who, str(when)]
+                    ranks = [cluster.rank(agent, "patient_thaws.py", options) for _ in range(3)]
+                    for rank in ranks:
+                        if who == "all":
+                            rank.wait_for("step 59 ")
+                            continue
+                        line = rank.wait_for("error ")
+                        self.assertRegex(line, "Mismatch: .*'0.weight' of shape .64, 20., frozen")
+                        self.assertRegex(line, "at rank 0, but '0.weight' of .* at rank 2: ")
+
     def test_losses(self) -> None:
         for policy in ("an aggregator", "an agent"):
             with self.subTest(policy), Cluster() as cluster:

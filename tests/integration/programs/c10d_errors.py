@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import talweg
@@ -120,7 +121,7 @@ def check_timeout() -> None:
         tensor = torch.ones(6)
         work = dist.all_reduce(tensor, group=group, async_op=True)
         words = r"rank 0: all_reduce of float32\[6\].* timeout after 0\.05 s: "
-        words += r"it still waits for rank 1 \(local rank 1 of node 0, pid \d+\)$"
+        words += r"it still waits for rank 1 \(local rank 1 of node 0, pid \d+\)($|;)"
         with raises(talweg.Timeout, words):
             work.wait(timedelta(seconds=0.05))
         assert not work.is_completed()
@@ -138,6 +139,46 @@ def check_timeout() -> None:
     dist.barrier()
     if _RANK == 1:
         dist.barrier(group)
+
+
+def check_where_late_ranks_wait() -> None:
+    """A timeout says in which call a late rank waits, and where both are made."""
+    group = dist.new_group([0, 1])
+    world: Any = dist.group.WORLD
+    told, line = world._store, r"\(?\S*c10d_errors.py:\d+\)?"
+
+    def await_told(rank: int, call: bytes) -> None:
+        told.wait([f"talweg/waits/{rank}"])
+        while not told.get(f"talweg/waits/{rank}").startswith(call):
+            pass
+
+    who = (
+        r"it still waits for rank 1 \(local rank 1 of node 0, pid \d+\); meanwhile rank 1 waits in "
+    )
+    if _RANK == 0:
+        await_told(1, b"recv")
+        work = dist.all_reduce(torch.ones(6), group=group, async_op=True)
+        words = rf"{who}recv from rank 0 of float32\[3\] {line}, and this call is made at {line}$"
+        with raises(talweg.Timeout, words):
+            work.wait(timedelta(seconds=0.05))
+        dist.send(torch.ones(3), 1)
+        work.wait()
+        dist.all_reduce(torch.ones(6), group=group)
+    elif _RANK == 1:
+        dist.recv(torch.ones(3), 0)
+        dist.all_reduce(torch.ones(6), group=group)
+        await_told(0, b"all_reduce of float32[6] in")
+        words = (
+            rf"; meanwhile rank 0 waits in all_reduce of float32\[6\] .*{line}, and this .* {line}$"
+        )
+        with raises(talweg.Timeout, words):
+            dist.irecv(torch.ones(3), 0, tag=9).wait(timedelta(seconds=0.05))
+        dist.all_reduce(torch.ones(6), group=group)
+    if _RANK == 0:
+        dist.send(torch.ones(3), 1, tag=9)
+    dist.barrier()
+    while _RANK == 1 and told.get("talweg/waits/1"):  # It has gone on since then.
+        pass
 
 
 def check_timeout_of_futures() -> None:
@@ -501,6 +542,7 @@ if __name__ == "__main__":
         with mock.patch.object(_process_group, "is_reducer", lambda: True):
             check_in_place()
         check_timeout()
+        check_where_late_ranks_wait()
         check_timeout_of_futures()
         check_works_are_kept()
         check_threads()

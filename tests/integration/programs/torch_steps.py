@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -335,6 +336,45 @@ def line_searches() -> None:
             assert len(set(counts)) == 1, counts
 
 
+def line_searches_of_uneven_batches() -> None:
+    """Each rank has another number of batches, and rank 0 has none."""
+    makes: dict[str, Any] = {
+        "search": _Search,
+        "LBFGS": partial(torch.optim.LBFGS, line_search_fn="strong_wolfe"),
+    }
+    for name, make in makes.items():
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.3)
+        optimizer = distributed(model, f"uneven.{name}", make)
+        torch.manual_seed(tw.rank())
+        x = torch.randn(16, 3)
+        y = (1 + 50 * tw.rank()) * x.sin().sum(1, keepdim=True)
+        evaluations: list[float] = []
+
+        def closure(
+            model: Any = model, optimizer: Any = optimizer, x: Any = x, y: Any = y
+        ) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            return loss
+
+        counts, weights = [], []
+        with optimizer.join():  # type: ignore[attr-defined]
+            for _ in range(2 * tw.rank()):
+                evaluations.append(float(optimizer.step(closure)))
+                counts.append(len(evaluations))
+                weights.append(model[0].weight.detach().clone())
+        same_everywhere(model, f"{name}, uneven")
+        told = tw.all_gather_object((counts, evaluations, weights))
+        most = told[-1]
+        for rank, (its_counts, losses, its_weights) in enumerate(told):
+            assert len(its_counts) == 2 * rank, told
+            assert losses == most[1][: len(losses)], (rank, losses, most[1])
+            assert all(map(torch.equal, its_weights, most[2])), (rank, name)
+
+
 def losses_of_which_an_optimizer_makes_the_backward() -> None:
     model = nn.Linear(6, 3)
     optimizer = distributed(model, "search.backward", lambda p, lr: _Search(p, lr, True))
@@ -361,7 +401,13 @@ def losses_that_stay_as_they_are() -> None:
     once = distributed(nn.Linear(6, 3), "averaged", _Once)
     assert once.step(lambda: own) == (tw.size() - 1) / 2
     with once.join():  # type: ignore[attr-defined]
-        assert once.step(lambda: own) == own
+        assert once.step(lambda: own) == (tw.size() - 1) / 2
+    with other.join():  # type: ignore[attr-defined]
+        assert other.step(lambda: True) is True
+    late = distributed(nn.Linear(2, 2), "averaged.before", _Once)
+    with late.join():  # type: ignore[attr-defined]
+        late.synchronize()  # type: ignore[attr-defined]
+        assert late.step(lambda: own) == own  # The ranks have averaged their gradients before.
     assert once.step(lambda: own) == (tw.size() - 1) / 2
 
 
@@ -464,6 +510,7 @@ def main() -> int:
         gradients_of_one_element_for_all,
         closures_that_assign,
         line_searches,
+        line_searches_of_uneven_batches,
         losses_of_which_an_optimizer_makes_the_backward,
         losses_that_stay_as_they_are,
         steps_of_other_arguments,

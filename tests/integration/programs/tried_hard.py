@@ -77,13 +77,6 @@ def line_searches() -> None:
     assert tw.all_gather_object((calls, losses)) == [(calls, losses)] * tw.size()
     assert losses[2] < losses[0], losses
     same_everywhere(model, "line searches")
-    if tw.size() > 1:
-        expect(talweg.InvalidArgument, "join() does not work with LBFGS", _join, optimizer)
-
-
-def _join(optimizer: Any) -> None:
-    with optimizer.join():
-        pass
 
 
 def wrapped_twice() -> None:

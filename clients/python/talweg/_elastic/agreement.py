@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from talweg._collectives import objects
+from talweg._declaration import Op
 from talweg._elastic.giving import Giving
-from talweg._elastic.lanes import U64_MAX, are_alike, greatest, tell_alike
+from talweg._elastic.lanes import (
+    U64_MAX,
+    EnteredLanes,
+    ListenerLanes,
+    are_alike,
+    greatest,
+    tell_alike,
+)
 from talweg._elastic.replay import Replay
 from talweg._elastic.views import View, only_standbys_differ, view_of
 
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
     from talweg._client import Client
 
 _NAME = "talweg.agree"
-_WORD_BITS = 64
 
 
 class _Lane(IntEnum):
@@ -164,21 +171,22 @@ class Agreement:
                 own = (view.member_of(number).node, self._client.local_rank)
                 self.giving.follow(view, own, replay())
 
-    def listeners(self) -> list[int]:
-        """Returns the ranks with a line to this rank's node, which has entered. All ranks call."""
-        view, members = self.view, len(self.view.members)
-        words = -(-members // _WORD_BITS)
-        lanes: np.ndarray = np.zeros(view.size * words, np.uint64)
-        for place, listens in enumerate(self.giving.listens_to(view)):
-            word, bit = divmod(place, _WORD_BITS)
-            lanes[view.rank * words + word] |= np.uint64(int(listens) << bit)
-        greatest(self._client, f"talweg.listeners{self._client.connection.view_suffix}", lanes)
-        word, bit = divmod(view.members.index(view.member_of(view.rank)), _WORD_BITS)
-        return [
-            rank
-            for rank in range(view.size)
-            if int(lanes[rank * words + word]) >> bit & 1 and rank != view.rank
-        ]
+    def listeners(self, is_joiner: bool) -> list[int]:
+        """Returns the ranks with a line to this rank's node, if it has entered. All ranks call."""
+        client, view = self._client, self.view
+        suffix = client.connection.view_suffix
+        own = view.members.index(view.member_of(view.rank))
+        entered = EnteredLanes(len(view.members))
+        if is_joiner:
+            entered.tell(own)
+        greatest(client, f"talweg.entered{suffix}", entered.all, Op.BIT_OR)
+        if not entered.places:  # Those that had entered are lost.
+            return []
+        # Its length depends on how many have entered.
+        lanes = ListenerLanes(view.size, entered.places)
+        lanes.tell(view.rank, self.giving.listens_to(view))
+        greatest(client, f"talweg.listeners{suffix}.{lanes.all.size}", lanes.all)
+        return [rank for rank in lanes.listeners(own) if rank != view.rank]
 
     def tell_free_names(self, agreed: Agreed) -> None:
         """Tells joiners which names no longer mean one tensor. Raises Aborted if the teller is

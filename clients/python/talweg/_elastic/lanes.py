@@ -22,11 +22,11 @@ U64_MAX = 2**64 - 1
 COUNTER_LANES = 4
 
 
-def greatest(client: Client, name: str, lanes: np.ndarray) -> np.ndarray:
-    """Runs a round of all ranks, and returns `lanes`, which then hold the greatest of each lane. A
-    call after an interrupted one goes on with the same round.
+def greatest(client: Client, name: str, lanes: np.ndarray, op: Op = Op.MAX) -> np.ndarray:
+    """Runs a round of all ranks, and returns `lanes`, which then hold the greatest of each lane, or
+    what `op` makes of it. A call after an interrupted one goes on with the same round.
     """
-    client.run(name, lanes, Op.MAX, goes_on=True)
+    client.run(name, lanes, op, goes_on=True)
     return lanes
 
 
@@ -51,6 +51,60 @@ def tell_times(rows: np.ndarray, rank: int, times: Sequence[tuple[int, int]]) ->
     """Tells what a sample takes this rank, and what a step takes. `rows` has one for each sampler."""
     for row, (sample_ns, step_ns) in zip(rows, times):
         row[rank], row[-1] = sample_ns, step_ns
+
+
+_WORD_BITS = 64
+
+
+def words(bits: int) -> int:
+    """Returns how many lanes hold so many bits."""
+    return -(-bits // _WORD_BITS)
+
+
+class EnteredLanes:
+    """The lanes in which nodes say that they have entered: one bit a member of the view."""
+
+    def __init__(self, members: int) -> None:
+        self.all: np.ndarray = np.zeros(words(members), np.uint64)
+
+    def tell(self, place: int) -> None:
+        """Tells that the member at this place of the view has entered."""
+        word, bit = divmod(place, _WORD_BITS)
+        self.all[word] |= np.uint64(1 << bit)
+
+    @property
+    def places(self) -> list[int]:
+        """The places of the members that have entered."""
+        bits = range(self.all.size * _WORD_BITS)
+        return [at for at in bits if int(self.all[at // _WORD_BITS]) >> at % _WORD_BITS & 1]
+
+
+class ListenerLanes:
+    """The lanes in which each rank says to which nodes that have entered it has a line.
+
+    A rank has one bit for each of these nodes, and none for the other members. So while at most 64
+    nodes enter at once, there are as many lanes as ranks.
+    """
+
+    def __init__(self, ranks: int, entered: Sequence[int]) -> None:
+        """`entered` are places in the view, the same at all ranks."""
+        self._entered = list(entered)
+        self._words = words(len(entered))
+        self.all: np.ndarray = np.zeros(ranks * self._words, np.uint64)
+
+    def tell(self, rank: int, listens: Sequence[bool]) -> None:
+        """Tells what this rank has lines to: `listens` has a word for each member of the view."""
+        for at, place in enumerate(self._entered):
+            word, bit = divmod(at, _WORD_BITS)
+            self.all[rank * self._words + word] |= np.uint64(int(listens[place]) << bit)
+
+    def listeners(self, place: int) -> list[int]:
+        """Returns the ranks that have a line to the member at this place."""
+        if place not in self._entered:
+            return []
+        word, bit = divmod(self._entered.index(place), _WORD_BITS)
+        own = self.all[word :: self._words]
+        return [rank for rank, lane in enumerate(own) if int(lane) >> bit & 1]
 
 
 class StepLanes:

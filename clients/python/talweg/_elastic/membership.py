@@ -228,7 +228,7 @@ class Membership:
             agreed = self._agreement.agree(said, self._replay)
             self.began_apart |= agreed.began_apart
             if agreed.has_joiners:
-                listeners = self._agreement.listeners()
+                listeners = self._agreement.listeners(self.is_joiner)
                 if self._taking is not None:
                     self._taking.end_lines(self.view, listeners)
             with contextlib.suppress(Aborted):  # The teller is gone, and the next one tells.
@@ -241,6 +241,7 @@ class Membership:
         If a rank is lost meanwhile, all agree anew, and begin again from there.
         """
         client = self.client
+        leave = client.close if self.is_joiner else None
         while True:
             agreed = self._agree(wants_state, has_caught_up)
             takes = wants_state
@@ -251,7 +252,9 @@ class Membership:
             if not agreed.wanted:
                 try:
                     digest = None if self._waiting is None else self._waiting.finish
-                    state_rounds.compare(client, self.holder, digest=digest)
+                    state_rounds.compare(client, self.holder, digest=digest, leave=leave)
+                except Aborted:  # A joiner is gone.
+                    continue
                 except Mismatch:
                     # Only the optimizer's changes are replayed. So the joiner takes all the state.
                     if has_caught_up:
@@ -271,8 +274,8 @@ class Membership:
             try:
                 root = self.view.rank_at(*agreed.source)
                 failure = state_rounds.transfer(client, self.holder, root, takes)
-                state_rounds.compare(client, self.holder, failure, root=root)
-            except Aborted:  # The source is gone, and the next one gives the state.
+                state_rounds.compare(client, self.holder, failure, root=root, leave=leave)
+            except Aborted:  # The source or a joiner is gone: all agree anew.
                 continue
             self._is_first_step = True
             self._entered = self.is_joiner if agreed.has_joiners else None

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from talweg._collectives import objects
 from talweg._collectives.process_sets import ProcessSet
-from talweg._elastic.lanes import are_alike, greatest, tell_alike, tell_times, times_count
+from talweg._elastic.lanes import U64_MAX, are_alike, greatest, tell_alike, tell_times, times_count
 from talweg._elastic.replay import Replay
 from talweg.errors import Aborted, InvalidArgument, Mismatch
 
@@ -21,6 +23,25 @@ if TYPE_CHECKING:
 
 # Where the ranks' own digests begin in the round that compares them.
 _DIGESTS = 4
+# What a rank says there if the source could not pickle its State. A rank that cannot take the State
+# says the largest number minus its own.
+_SOURCE_FAILED = 1
+
+
+class Fault(Enum):
+    """Why a rank has not got the state."""
+
+    SOURCE_LOST = "the source is gone"
+    SOURCE_FAILED = "the source could not pickle it"
+    TAKER_FAILED = "this rank could not take it over, such as a value whose class raised an error"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why this rank could not give or take the state, and the error that this rank raises then."""
+
+    fault: Fault
+    error: Exception
 
 
 class StateHolder(Protocol):
@@ -107,13 +128,10 @@ def exchange_times(client: Client, times: Sequence[tuple[int, int]]) -> list[lis
     return told
 
 
-def transfer(
-    client: Client, holder: StateHolder | None, root: int, takes: bool
-) -> Exception | None:
+def transfer(client: Client, holder: StateHolder | None, root: int, takes: bool) -> Failure | None:
     """Brings the root's state to all ranks that take it. The others only hear who these are.
 
-    Returns why this rank could not give or get the state, such as the error of a value's own class:
-    compare() tells all ranks of that, and raises it here.
+    Returns why this rank could not give or take the state: compare() tells all ranks of that.
     """
     takers: np.ndarray = np.zeros(client.size, np.uint64)
     takers[client.rank] = takes
@@ -129,43 +147,67 @@ def transfer(
         # A program may begin again in a view, and another rank be the source.
         name = f"talweg.state.{root}"
         data = objects.broadcast_bytes(client, payload, root, name, ProcessSet(group))
-    except Exception as failure:
+    except Aborted as error:
+        return Failure(Fault.SOURCE_LOST, error)
+    except Exception as error:
         # The source's pickling may raise any error. The others wait for it in compare().
-        if failure is payload.failure or isinstance(failure, (Aborted, InvalidArgument)):
-            return failure
+        if error is payload.failure or isinstance(error, InvalidArgument):
+            return Failure(Fault.SOURCE_FAILED, error)
         raise
-    if takes and not is_source and holder is not None:
+    if not takes or is_source or holder is None:
+        return None
+    try:
         holder.unpack(data.data)
+    except Exception as error:  # A value's class may raise any error.
+        return Failure(Fault.TAKER_FAILED, error)
     return None
 
 
 def compare(
     client: Client,
     holder: StateHolder | None,
-    failure: Exception | None = None,
+    failure: Failure | None = None,
     digest: Callable[[], int] | None = None,
     root: int = 0,
+    leave: Callable[[], None] | None = None,
 ) -> None:
     """Raises Mismatch at all ranks if the digests of those that hold state differ.
 
     `digest` returns the holder's digest, if that is made already. `failure` is what transfer() has
-    returned for the state of `root`. Raises Aborted at all ranks if the source's state has not
-    reached one of them. If it could not be pickled, raises its own error at the source, and
-    InvalidArgument, which names the source, at the others.
+    returned for the state of `root`. A joiner calls `leave` to be out of the job. If there is a
+    failure at any rank, raises:
+
+    | fault | at the rank that has it | at the others |
+    |---|---|---|
+    | SOURCE_LOST | Aborted | Aborted |
+    | SOURCE_FAILED | its error | InvalidArgument, which names the source |
+    | TAKER_FAILED at a rank that is no joiner | its error | InvalidArgument, which names that rank |
+    | TAKER_FAILED at a joiner | its error, out of the job | Aborted |
     """
     lanes: np.ndarray = np.zeros(_DIGESTS + client.size, np.uint64)
-    is_aborted = isinstance(failure, Aborted)
-    lanes[2], lanes[3] = is_aborted, failure is not None and not is_aborted
     if holder is not None and failure is None:
-        own = digest_of(holder) if digest is None else told(digest())
-        tell_alike(lanes, 0, own)
-        lanes[_DIGESTS + client.rank] = own
+        try:
+            own = digest_of(holder) if digest is None else told(digest())
+        except Exception as error:  # A value's class may raise any error.
+            failure = Failure(Fault.TAKER_FAILED, error)
+        else:
+            tell_alike(lanes, 0, own)
+            lanes[_DIGESTS + client.rank] = own
+    is_out = False
+    if failure is not None:
+        is_out = failure.fault is Fault.TAKER_FAILED and leave is not None
+        lanes[2] = is_out or failure.fault is Fault.SOURCE_LOST
+        if failure.fault is Fault.SOURCE_FAILED:
+            lanes[3] = _SOURCE_FAILED
+        elif not lanes[2]:
+            lanes[3] = U64_MAX - client.rank
     greatest(client, f"talweg.digest{client.connection.view_suffix}", lanes)
     if lanes[3]:
-        raise failure or InvalidArgument(
-            f"the State of rank {root}, which gives it to others, cannot be pickled: that rank's "
-            "error says why"
-        )
+        text = _text_of_failure(client, failure, int(lanes[3]), root)
+        raise failure.error if failure is not None else InvalidArgument(text)
+    if is_out and leave is not None and failure is not None:
+        leave()
+        raise failure.error
     if lanes[2]:
         raise Aborted("the state has not reached all ranks that need it")
     if are_alike(lanes, 0):
@@ -178,4 +220,21 @@ def compare(
         f"ranks {others} hold other parameters than the others, of which the digest is "
         f"{usual:x}: end them, and start them again, so that they begin with the state of "
         "the others"
+    )
+
+
+def _text_of_failure(client: Client, failure: Failure | None, told: int, root: int) -> str:
+    """Returns what ranks without a failure of their own say. All ranks call it."""
+    if told == _SOURCE_FAILED:
+        return (
+            f"the State of rank {root}, which gives it to others, cannot be pickled: that rank's "
+            "error says why"
+        )
+    rank, own = U64_MAX - told, b""
+    if failure is not None:
+        own = f"{type(failure.error).__name__}: {failure.error}".encode()
+    said = objects.broadcast_bytes(client, objects.Payload(own), rank, f"talweg.untaken.{rank}")
+    return (
+        f"rank {rank} cannot use the State that rank {root} gives ({said.tobytes().decode()}): start "
+        "the same program at every rank, with values that load what others have"
     )

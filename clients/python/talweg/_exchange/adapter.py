@@ -100,6 +100,11 @@ class Adapter(Protocol):
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Any:
         """Starts the maximum of each byte. It stands in `marks` when the ticket is finished."""
 
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Any:
+        """Starts the sum of each number, with the patience of gradients. It stands in `values` when
+        the ticket is finished. Only an exchange that leaves late ranks out calls it.
+        """
+
     def finish(self, ticket: Any) -> Any:
         """Waits for a round; returns the average."""
 
@@ -116,6 +121,9 @@ class Adapter(Protocol):
         """Returns the names of all ranks, by rank; leaves out a rank that does not tell its own in
         time.
         """
+
+    def give_no_loss(self) -> None:
+        """Takes part in the round that averages the losses of ranks which have a batch."""
 
     def priority_of(self, index: int) -> int:
         """Returns the priority of the parameter's rounds. Larger ones overtake others."""
@@ -214,6 +222,9 @@ class ClientAdapter(Adapter):
         name += self.group.suffix
         return Pushed(self.client.push(name, declaration, address, address, priority, keep=array))
 
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
+        raise NotImplementedError(name)
+
     def finish(self, ticket: Pushed) -> Any:
         return self.client.synchronize(ticket.handle)
 
@@ -235,6 +246,9 @@ class ClientAdapter(Adapter):
         except (Timeout, Aborted):  # A rank of a job that goes on needs no names.
             return {}
         return dict(zip(self.group.ranks, told))
+
+    def give_no_loss(self) -> None:
+        raise NotImplementedError
 
     def priority_of(self, index: int) -> int:
         """The layers nearest the input are needed first by the next forward pass."""

@@ -15,13 +15,22 @@ from typing import Any, NoReturn
 from talweg import _interrupts
 from talweg._exchange.adapter import DENSE, UNKNOWN, Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.forms import Forms
-from talweg._exchange.marks import Marks
-from talweg._exchange.names import Names
+from talweg._exchange.marks import BATCH, BATCH_AND_LOSS, NO_BATCH, Marks
+from talweg._exchange.names import Names, digest_of
 from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
+from talweg._exchange.thaws import Thaws
 from talweg.errors import InternalError, InvalidArgument
 
 # The marks, which say which gradients count, are few bytes, and updates wait for them.
 _MARKS_PRIORITY = 2**30
+
+
+def _texts(parameters: Iterable[Parameter], frozen: Collection[int]) -> list[str]:
+    """Returns what ranks compare: a text for each parameter."""
+    return [
+        f"{parameter}, frozen" if index in frozen else str(parameter)
+        for index, parameter in enumerate(parameters)
+    ]
 
 
 class _Rounds:
@@ -33,14 +42,13 @@ class _Rounds:
         open_: dict[int, Any],
         held: list[int],
         marks: Marks,
-        marks_ticket: Any,
     ) -> None:
         self.touched = touched  # The parameters that have a gradient here.
         self.open = open_  # Tickets, in the order in which the rounds were started.
         self.held = held  # Parameters that leave when the marks tell their form.
         self.taken: set[int] = set()
         self.marks = marks
-        self.marks_ticket = marks_ticket  # None: the marks are there.
+        self.marks_ticket: Any = None  # None: the marks are there.
 
 
 class GradientExchange:
@@ -55,6 +63,11 @@ class GradientExchange:
     The marks also tell which gradients are sparse. Until that is agreed for a parameter, its
     gradient may leave later (Forms, in forms.py).
 
+    With `leaves_out` a round may go on without late ranks. The marks would wait for them. So marks
+    are exchanged until the parameters are known to be alike, and after that every active parameter
+    counts. A joiner comes when the others exchange none any more. Thaws (thaws.py) says when ranks
+    have to compare again.
+
     A gradient that was assigned also counts: any gradient that has changed since the last step.
 
     A parameter is active when it takes part: from the first time that it is trainable.
@@ -67,16 +80,18 @@ class GradientExchange:
     ) -> None:
         self.name = name
         self.steps = 0  # The steps that the optimizer has taken.
+        # Whether the optimizer evaluates a closure now, whose loss the ranks average. And whether this
+        # rank has said so in the last exchange: a rank in join() then takes part in that average.
+        self.evaluates = self.has_said_loss = False
         self._adapter = adapter
-        # A round may go on without late ranks. The marks would wait for them. So they are exchanged
-        # until the names are known to be alike, and after that every active parameter counts. A
-        # joiner comes when the others exchange none any more.
         self._leaves_out = leaves_out
+        self._thaws = Thaws(adapter, name)
         self._state = State.COLLECTING
         self.set_passes(passes)
         self._passes_ended = 0  # The passes that have ended in this step.
         self._parameters: list[Parameter] = []
         self._additions = -1  # After the first ones.
+        self._suffix = ""  # What names of rounds of these parameters end with.
         self._frozen: list[int] = []
         self._active: dict[int, None] = {}  # In the order in which they became active.
         self._tensors: dict[int, Tensor] = {}
@@ -86,6 +101,7 @@ class GradientExchange:
         self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
         self._forms = Forms(adapter)
         self._names = Names(adapter, name)
+        self._digest: bytes | None = None  # What ranks compare, once it is made.
 
     @property
     def state(self) -> State:
@@ -146,13 +162,14 @@ class GradientExchange:
         Returns the index of each parameter, or None for one without elements, which is left out.
         """
         self._additions += 1
+        self._suffix = f".{self._additions}" if self._additions else ""
         indices: list[int | None] = []
         for parameter in parameters:
             indices.append(len(self._parameters) if parameter.nbytes > 0 else None)
             if parameter.nbytes > 0:
                 self._frozen.append(len(self._parameters))
                 self._parameters.append(parameter)
-        self._names.set([str(parameter) for parameter in self._parameters])
+        self._names.are_alike, self._digest = False, None
         return indices
 
     def activate(self) -> None:
@@ -161,6 +178,8 @@ class GradientExchange:
         if not thawed:
             return
         self._frozen = [index for index in self._frozen if index not in set(thawed)]
+        self._thaws.on_thawed(thawed)
+        self._digest = None
         for index in thawed:
             self._active[index] = None
             self._adapter.watch(index)
@@ -272,26 +291,39 @@ class GradientExchange:
             if index not in self._pushed and index not in waiting:
                 self._push(index)
         with _interrupts.held:
-            marks, ticket = self._start_marks(has_batch, forms)
-            self._rounds = _Rounds(self._touched, self._pushed, held, marks, ticket)
+            rounds = _Rounds(self._touched, self._pushed, held, Marks(len(self._parameters)))
+            self._mark(rounds, has_batch, forms)
+            self._rounds = rounds
             self._touched, self._pushed, self._passes_ended = set(), {}, 0
             self._move(Event.ALL_PUSHED)
 
-    def _start_marks(self, has_batch: bool, forms: Mapping[int, int]) -> tuple[Marks, Any]:
-        """Returns the step's marks, and their ticket. It is None if the marks are there already."""
-        marks = Marks(len(self._parameters))
+    def _mark(self, rounds: _Rounds, has_batch: bool, forms: Mapping[int, int]) -> None:
+        """Marks what this rank has, and starts the round that tells it."""
+        marks = rounds.marks
+        for index, form in forms.items():
+            marks.forms[index] = form
         if self._leaves_out and (self._names.are_alike or self._adapter.began_apart()):
             for index in self._active:
                 marks.used[index] = 1
-            return marks, None
+            self._thaws.begin(self._suffix, len(marks.used), self._frozen, _MARKS_PRIORITY)
+            return
         for index in self._touched:
             marks.used[index] = 1
-        for index, form in forms.items():
-            marks.forms[index] = form
-        marks.ranks_with_batch[0] = int(has_batch)
-        marks.digest[:] = self._names.digest
-        name = f"{self.name}.used" + (f".{self._additions}" if self._additions else "")
-        return marks, self._adapter.start_marks(name, marks.data, _MARKS_PRIORITY)
+        self.has_said_loss = has_batch and self.evaluates
+        marks.batch[0] = BATCH if has_batch else NO_BATCH
+        if self.has_said_loss:
+            marks.batch[0] = BATCH_AND_LOSS
+        self._start_marks(rounds)
+        self._thaws.on_compared(self._frozen)
+
+    def _start_marks(self, rounds: _Rounds) -> None:
+        if self._digest is None:
+            self._digest = digest_of(
+                _texts(self._parameters, self._frozen if self._leaves_out else ())
+            )
+        rounds.marks.digest[:] = self._digest
+        name, data = f"{self.name}.used{self._suffix}", rounds.marks.data
+        rounds.marks_ticket = self._adapter.start_marks(name, data, _MARKS_PRIORITY)
 
     # What comes.
 
@@ -303,6 +335,10 @@ class GradientExchange:
         rounds = self._rounds
         if rounds is None:
             return []
+        with _interrupts.held:
+            if self._thaws.finish():
+                self._names.are_alike = False
+                self._start_marks(rounds)
         if rounds.held or not self._names.are_alike:
             # If the names differ, other ranks never push the rounds that this rank waits for.
             self._finish_marks(rounds)
@@ -328,22 +364,21 @@ class GradientExchange:
         return averages
 
     def _finish_marks(self, rounds: _Rounds) -> Marks:
+        """Waits for the marks, and pushes what was held for them."""
         if rounds.marks_ticket is not None:
             self._adapter.finish(rounds.marks_ticket)
             rounds.marks_ticket = None
-            self._names.compare(rounds.marks.digest)
+            self._names.check(
+                rounds.marks.digest,
+                _texts(self._parameters, self._frozen if self._leaves_out else ()),
+            )
             for index in self._active:
                 if index < len(rounds.marks.forms):
                     self._forms.hear(index, rounds.marks.forms[index])
-        self._names.require()
+        if self._names.mismatch is not None:
+            raise self._names.mismatch
         for index in self._forms.refused[:1]:
             self._refuse(Refusal.DENSE_ELSEWHERE, index)
-        if rounds.held:
-            self._push_held(rounds)
-        return rounds.marks
-
-    def _push_held(self, rounds: _Rounds) -> None:
-        """Pushes what was held until the marks were there."""
         dense = [index for index in rounds.held if self._forms.agreed(index) == DENSE]
         self._declare(index for index in dense if index not in self._tensors)
         while rounds.held:
@@ -352,6 +387,7 @@ class GradientExchange:
                 if self._forms.is_agreed(index):
                     rounds.open[index] = self._start(index, rounds.touched)
                 del rounds.held[0]
+        return rounds.marks
 
     def _by_arrival(self, rounds: _Rounds) -> list[int]:
         """Returns the open rounds in the order in which their averages are likely to arrive.
@@ -402,6 +438,7 @@ class GradientExchange:
         self._forms.begin_anew(self._active)
         # The job may be another one. Its ranks may have other parameters, or exchange marks again.
         self._names.begin_anew()
+        self._thaws.begin_anew()
 
     def discard(self) -> None:
         """Takes the open averages and drops them."""
@@ -461,4 +498,7 @@ class GradientExchange:
         rounds = self._rounds
         assert rounds is not None
         self.discard()
-        return bool(self._finish_marks(rounds).ranks_with_batch[0])
+        batch = self._finish_marks(rounds).batch[0]
+        if batch == BATCH_AND_LOSS:
+            self._adapter.give_no_loss()
+        return batch != NO_BATCH

@@ -3,31 +3,20 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from talweg._exchange.names import DIGEST_BYTES
 
-_DIGEST_BYTES = 8
+# Marks.batch.
+NO_BATCH, BATCH, BATCH_AND_LOSS = range(3)
 
 
 class Marks:
     """One step's marks, of `parameters` parameters."""
 
     def __init__(self, parameters: int) -> None:
-        self.data = bytearray(2 * parameters + 1 + 2 * _DIGEST_BYTES)
+        self.data = bytearray(2 * parameters + 1 + 2 * DIGEST_BYTES)
         view = memoryview(self.data)
         self.used = view[:parameters]  # 1 for each parameter that has a gradient.
-        self.ranks_with_batch = view[parameters : parameters + 1]  # 1 if a rank has one.
+        # One byte: whether the rank has a batch, and whether a round of the loss follows.
+        self.batch = view[parameters : parameters + 1]
         self.forms = view[parameters + 1 : 2 * parameters + 1]  # As far as ranks know them.
-        self.digest = view[-2 * _DIGEST_BYTES :]  # From the parameters' names and shapes.
-
-
-def names_digest(names: Iterable[str]) -> bytes:
-    """Returns a digest. Its maximum shows each byte's largest and smallest value."""
-    digest = hashlib.blake2b("\0".join(names).encode(), digest_size=_DIGEST_BYTES).digest()
-    return digest + bytes(255 - byte for byte in digest)
-
-
-def is_one_digest(highest: memoryview) -> bool:
-    """Whether all ranks have given the same names_digest()."""
-    pairs = zip(highest[:_DIGEST_BYTES], highest[_DIGEST_BYTES:])
-    return all(largest + smallest == 255 for largest, smallest in pairs)
+        self.digest = view[-2 * DIGEST_BYTES :]  # From the parameters' names and shapes.

@@ -1,60 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all ranks have the same parameters."""
+"""What ranks compare of an exchange's parameters: their names and shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 
 from talweg._exchange.adapter import Adapter
-from talweg._exchange.marks import is_one_digest, names_digest
 from talweg.errors import Mismatch
+
+DIGEST_BYTES = 8
+
+
+def digest_of(texts: Iterable[str]) -> bytes:
+    """Returns a digest. Its maximum shows each byte's largest and smallest value."""
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=DIGEST_BYTES).digest()
+    return digest + bytes(255 - byte for byte in digest)
+
+
+def _is_one_digest(highest: memoryview) -> bool:
+    pairs = zip(highest[:DIGEST_BYTES], highest[DIGEST_BYTES:])
+    return all(largest + smallest == 255 for largest, smallest in pairs)
 
 
 class Names:
-    """The names and shapes of an exchange's parameters, as far as ranks have compared them."""
+    """Whether all ranks have the same parameters. A rank says the text of each."""
 
-    def __init__(self, adapter: Adapter, title: str) -> None:
-        self._adapter = adapter
-        self._title = title
-        self._own: list[str] = []
-        self.digest = names_digest([])
+    def __init__(self, adapter: Adapter, name: str) -> None:
+        """`name` is the exchange's."""
+        self._adapter, self._name = adapter, name
         self.are_alike = False  # At all ranks, as far as is known here.
-        self._mismatch: Mismatch | None = None
-
-    def set(self, own: Sequence[str]) -> None:
-        """Takes the texts that ranks compare. They have not compared these yet."""
-        self._own = list(own)
-        self.digest = names_digest(own)
-        self.are_alike = False
+        self.mismatch: Mismatch | None = None
 
     def begin_anew(self) -> None:
-        """Begins again, in a job whose ranks may have other parameters."""
-        self.are_alike, self._mismatch = False, None
+        """Ranks compare again: the job may be another one."""
+        self.are_alike, self.mismatch = False, None
 
-    def require(self) -> None:
-        """Raises the Mismatch that compare() has found."""
-        if self._mismatch is not None:
-            raise self._mismatch
-
-    def compare(self, highest: memoryview) -> None:
-        """Compares the ranks' parameters, by the digest in the marks. See require()."""
-        self.are_alike = is_one_digest(highest)
+    def check(self, highest: memoryview, own: Sequence[str]) -> None:
+        """Takes the maximum of all ranks' digests. `own` are this rank's texts."""
+        self.are_alike = _is_one_digest(highest)
         if self.are_alike:
             return
-        told = self._adapter.gather_names(self._own, f"{self._title}.names")
+        told = self._adapter.gather_names(own, f"{self._name}.names")
         text = "parameters have other names or shapes here than at another rank"
-        for rank, names in told.items():
+        for rank, texts in told.items():
             first, reference = next(iter(told.items()))
             place = next(
-                (i for i, pair in enumerate(zip(reference, names)) if len(set(pair)) > 1), None
+                (i for i, pair in enumerate(zip(reference, texts)) if len(set(pair)) > 1), None
             )
             if place is not None:
                 text = (
                     f"parameter {place} is {reference[place]} at rank {first}, but "
-                    f"{names[place]} at rank {rank}"
+                    f"{texts[place]} at rank {rank}"
                 )
                 break
-        self._mismatch = Mismatch(
-            f"'{self._title}': {text}: build the same model, with its parameters in one order, at "
-            "every rank"
+        self.mismatch = Mismatch(
+            f"'{self._name}': {text}: build the same model, with its parameters in one order, at "
+            "every rank, and freeze and thaw them at all ranks alike"
         )

@@ -33,7 +33,7 @@ from talweg.errors import Busy, Unsupported
 from talweg.torch import _cuda, _sparse
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._in_place import is_worth_it, start_average
-from talweg.torch._patient import start_patient
+from talweg.torch._patient import start_patient, start_patient_sum
 from talweg.torch._tensors import declaration_of, finish
 from talweg.torch._uncompiled import keep_out_of_graphs
 
@@ -261,6 +261,15 @@ class GradientAverager(ClientAdapter):
             self._await_left(name + self.group.suffix)
             return super().start_marks(name, marks, priority)
 
+    def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
+        group = self.group
+        with _names_may_be_shared():
+            self._await_left(name + group.suffix)
+            handle = start_patient_sum(
+                self.client, values, name + group.suffix, group.listed, priority, self._patience_ms
+            )
+        return Pushed(handle)
+
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the gradient to push in place of a sparse gradient."""
         if self._patience_ms:
@@ -287,10 +296,10 @@ class GradientAverager(ClientAdapter):
         else:
             pushed = _sparse.as_sparse(gradient.detach(), dimensions)
         with _names_may_be_shared():
-            handle = self.start_sum(tensor, pushed)
+            handle = self.start_rows(tensor, pushed)
         return Pushed(handle, gradient, None if gradient is None else gradient._version)
 
-    def start_sum(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
+    def start_rows(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         """Starts the average of a parameter's sparse gradients."""
         of = (Op.AVERAGE, tensor.name, tensor.priority, self.process_set)
         return _sparse.start_sum(self.client, gradient, *of)
@@ -319,6 +328,9 @@ class GradientAverager(ClientAdapter):
         value = np.array([float(own)], dtype=np.float64)
         self.run_loss(value)
         return torch.full_like(own, value[0]) if is_tensor else float(value[0])
+
+    def give_no_loss(self) -> None:
+        self.run_loss(np.zeros(1))
 
     def run_loss(self, value: np.ndarray, op: Op = Op.AVERAGE) -> None:
         """Runs a whole round of one f64, in place."""

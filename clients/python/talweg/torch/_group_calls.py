@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,15 +15,20 @@ from talweg.torch._c10d_tensors import said
 from talweg.torch._callbacks import Callbacks
 from talweg.torch._kept import KeptWorks
 from talweg.torch._lanes import Lane
+from talweg.torch._whereabouts import Whereabouts
 
 
 class GroupCalls:
-    """The calls of the group of `ranks`, which has `lane`."""
+    """The calls of the group of `ranks`, which has `lane`, and meets at torch's `store`."""
 
-    def __init__(self, ranks: Sequence[int], lane: Lane) -> None:
+    def __init__(self, ranks: Sequence[int], lane: Lane, store: Any) -> None:
         self.count = 0
         self.client = lane.client
-        self._ranks = ranks
+        self.ranks = ranks  # Their numbers in the job.
+        self.whereabouts = self.client.companion(Whereabouts)
+        if len(ranks) == self.client.size:
+            self.whereabouts.use(store)
+        self._store = store
         self._lane = lane
         self._channel = lane.channel()
         self.kept = KeptWorks()
@@ -71,6 +77,8 @@ class GroupCalls:
                 "end_step() says so, and wrap models anew"
             )
         self.count += 1
+        if self.whereabouts.is_stale:
+            self.whereabouts.tell_end()
 
     def text_of(self, operation: str, tensors: Sequence[torch.Tensor]) -> str:
         """Returns a text for people that says what call it is."""
@@ -79,19 +87,20 @@ class GroupCalls:
             shown += f" and {len(tensors) - 4} more"
         text = f"rank {self.client.rank}: {operation}" + (f" of {shown}" if shown else "")
         if self._lane.group.listed:
-            text += f" in the process group of ranks {self._ranks}"
+            text += f" in the process group of ranks {self.ranks}"
         return text
 
     def destroy(self) -> None:
         """Gives the lane back, for another group of the ranks. A second call does nothing."""
         if not self._is_destroyed:
             self._is_destroyed = True
+            self.whereabouts.let_go(self._store)
             self._lane.let_go()
 
     def abort(self) -> None:
         """Ends this rank's calls with Aborted. Later calls end so too."""
         is_of_some = self._lane.group.listed
-        what = f"the process group of ranks {self._ranks}" if is_of_some else "the process group"
+        what = f"the process group of ranks {self.ranks}" if is_of_some else "the process group"
         self.end_with(
             Aborted(f"rank {self.client.rank} has aborted {what}: destroy it, and make it anew")
         )

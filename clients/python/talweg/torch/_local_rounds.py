@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ import torch
 
 from talweg import _interrupts
 from talweg._client import Client, Handle
+from talweg._client.handles import PushedRound
 from talweg._collectives import objects, rounds
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
-from talweg.errors import Aborted, Busy, Mismatch, Timeout
+from talweg.errors import Aborted, Busy, Mismatch, TalwegError, Timeout
 from talweg.torch._local_parts import Others, Part
 from talweg.torch._local_rule import Rule
 from talweg.torch._tensors import finish, start
@@ -71,6 +73,16 @@ def _are_alike(lanes: np.ndarray) -> bool:
     return all(largest + smallest == 255 for largest, smallest in pairs)
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """The last round of a name that this rank has begun."""
+
+    tensor: int
+    round: int
+    count: int
+    dtype: str  # The name that torch has for it. Empty: a comparison.
+
+
 class Rounds:
     """The rounds among the ranks that synchronise. `caller` and `name` begin each error's text."""
 
@@ -85,12 +97,11 @@ class Rounds:
     def use(self, client: Client) -> None:
         self.client = client
         self._mismatches = 0
+        self._begun: dict[str, _Begun] = {}
 
     @property
     def name(self) -> str:
-        """What the names of rounds begin with. After a mismatch some ranks have begun rounds that
-        others never will, so all use other names.
-        """
+        """What the names of rounds begin with. It changes after a mismatch."""
         return f"{self._name}.apart{self._mismatches}" if self._mismatches else self._name
 
     @property
@@ -100,14 +111,22 @@ class Rounds:
     def average(self, tensor: torch.Tensor, name: str) -> Round:
         """Starts the average of a tensor, in place."""
         # The number of elements changes when a parameter is thawed.
-        full = f"{self.name}.{name}.{tensor.numel()}.{str(tensor.dtype).replace('torch.', '')}"
+        dtype = str(tensor.dtype).replace("torch.", "")
+        return self._average(tensor, f"{self.name}.{name}.{tensor.numel()}.{dtype}", dtype)
+
+    def _average(self, tensor: torch.Tensor, full: str, dtype: str) -> Round:
         of = (Op.AVERAGE, full, 0, 0, self.process_set)
         rounds.before_call(self.client, full, self.process_set)
         try:
             handle = start(self.client, tensor, tensor, *of, says_shape=False)
         except Busy as error:
             raise self._explained(error) from None
+        self._note(full, handle, tensor.numel(), dtype)
         return Round(self.client, handle)
+
+    def _note(self, full: str, handle: Handle, count: int, dtype: str = "") -> None:
+        if isinstance(handle, PushedRound):
+            self._begun[full] = _Begun(handle.tensor, handle.round, count, dtype)
 
     @staticmethod
     def _explained(error: Busy) -> Busy:
@@ -127,14 +146,7 @@ class Rounds:
         """
         both = _digest(f"{text}\0{shared}") + _digest(layout)
         lanes: np.ndarray = np.frombuffer(both, np.uint8).copy()
-        client, group, address = self.client, self.group, lanes.ctypes.data
-        declaration = Declaration(DType.U8, lanes.size, Op.MAX, 0, group.listed)
-        rounds.before_call(client, f"{self.name}.{name}", self.process_set)
-        declared = client.tensors.declare(f"{self.name}.{name}{group.suffix}", declaration, 0)
-        try:
-            handle = rounds.repeat(client, declared, address, 0, lanes)
-        except Busy as error:
-            raise self._explained(error) from None
+        handle = self._compare(lanes, f"{self.name}.{name}")
 
         def judge(comparison: Comparison) -> None:
             comparison.then = None
@@ -145,13 +157,27 @@ class Rounds:
                     self._raise_mismatch((text, shared), name)
                 finally:
                     self._mismatches += 1
+                    self._begun.clear()
 
-        return Comparison(client, handle, judge)
+        return Comparison(self.client, handle, judge)
+
+    def _compare(self, lanes: np.ndarray, full: str) -> Handle:
+        client, group = self.client, self.group
+        declaration = Declaration(DType.U8, lanes.size, Op.MAX, 0, group.listed)
+        rounds.before_call(client, full, self.process_set)
+        declared = client.tensors.declare(f"{full}{group.suffix}", declaration, 0)
+        try:
+            handle = rounds.repeat(client, declared, lanes.ctypes.data, 0, lanes)
+        except Busy as error:
+            raise self._explained(error) from None
+        self._note(full, handle, lanes.size)
+        return handle
 
     def _raise_mismatch(self, own: tuple[str, str], name: str) -> None:
         try:
-            told = self.tell(own, f"{name}.told", _TELL_S)
-            (one, its), (other, others) = first_that_differ(told)
+            told = self.tell((*own, self._open()), f"{name}.told", _TELL_S)
+            self._begin_what_others_have([open_ for _, (_, _, open_) in told])
+            (one, its), (other, others) = first_that_differ([(r, each[:2]) for r, each in told])
             here = f"rank {one} is at {its[0]}, and rank {other} at {others[0]}"
         except (Timeout, Aborted, StopIteration):
             here = f"rank {self.client.rank} is at {own[0]}, and another rank is not"
@@ -165,6 +191,33 @@ class Rounds:
             f"{self.title}: {here}: have all ranks call step() and flush() equally often. Make the "
             "optimizer, load a state, add, freeze and thaw parameters after the same steps at all ranks"
         )
+
+    # ----- Rounds that some ranks have begun before a mismatch, and others have not -----
+
+    def _open(self) -> dict[str, tuple[int, int, str]]:
+        """Returns the rounds that this rank has begun and that are not over here, by their names:
+        the number of each, how many elements it has, and their dtype.
+        """
+        poll = self.client.connection.poll
+        return {
+            full: (each.round, each.count, each.dtype)
+            for full, each in self._begun.items()
+            if not poll(each.tensor, each.round)
+        }
+
+    def _begin_what_others_have(self, told: Sequence[dict[str, tuple[int, int, str]]]) -> None:
+        """Begins the rounds that others have begun, and drops their results. All ranks drop them:
+        so no round stays open that one of them waits for.
+        """
+        for full, (round_, count, dtype) in (item for each in told for item in each.items()):
+            own = self._begun.get(full)
+            if own is not None and own.round >= round_:
+                continue
+            with contextlib.suppress(TalwegError):  # An earlier round of this name is under way.
+                if dtype:
+                    self._average(torch.zeros(count, dtype=getattr(torch, dtype)), full, dtype)
+                else:
+                    self._compare(np.zeros(count, np.uint8), full)
 
 
 @dataclass(eq=False)

@@ -76,6 +76,7 @@ class Message(Pending):
     def __init__(self, group: GroupCalls, lock: Lock, posted: Posted) -> None:
         super().__init__(group, posted.what, [posted.tensor], posted.timeout_s, posted.source)
         self.given = posted.given
+        self._site = posted.given.site
         self.tag = posted.tag
         self.line: deque[MessageJob] | None = None
         self._completions = group.client.completions

@@ -28,8 +28,9 @@ class _DistributedMethods:
 
     _talweg: GradientAverager
     _talweg_skip: bool
-    # Whether step() may decide by what its closure returns, and gets averages. Not within join().
+    # Whether step() may decide by what its closure returns, and gets averages.
     _talweg_may_decide: bool
+    _talweg_joins: bool  # The loop in join() runs.
     _talweg_original: type[torch.optim.Optimizer]
     _talweg_hooks: list[RemovableHandle]
 
@@ -90,22 +91,17 @@ class _DistributedMethods:
         has left. Averages still divide by the number of all ranks. Then every rank gets the
         parameters and the optimizer state of the rank that took the most steps.
 
-        A closure's loss stays this rank's own meanwhile, because ranks that have left give none. So
-        join() is not for an optimizer of your own that decides by the loss.
+        The average of the closure's losses divides by the number of all ranks, too, so a line search
+        (LBFGS) works. Its closure calls backward().
         """
-        if decides_by_loss(self):
-            raise InvalidArgument(
-                f"join() does not work with {type(self).__name__}, whose step evaluates the closure as "
-                "often as the loss asks for: give every rank the same number of batches"
-            )
         exchange = self._talweg.exchange
         exchange.require_join()
         first_step = exchange.steps
-        may_decide, self._talweg_may_decide = self._talweg_may_decide, False
+        joins, self._talweg_joins = self._talweg_joins, True
         try:
             yield
         finally:
-            self._talweg_may_decide = may_decide
+            self._talweg_joins = joins
         self.synchronize_parameters()
         root_rank = exchange.join(first_step)
         broadcast_parameters(self._talweg.named_parameters(), root_rank)
@@ -126,18 +122,25 @@ def _may_decide_by_loss(original: type[torch.optim.Optimizer]) -> bool:
     return not str(original.step.__module__).startswith("torch.optim.")
 
 
-def _average_loss(averager: GradientAverager, loss: Any) -> Any:
+def _average_loss(optimizer: Any, loss: Any) -> Any:
     """Returns the average of the ranks' losses in place of `loss`, if that is one number.
 
-    The bits are the same at all ranks. An optimizer may call backward() of the result.
+    The bits are the same at all ranks. An optimizer may call backward() of the result. Ranks whose
+    loop in join() has ended take part where the last exchange has said so, and not otherwise.
     """
-    if not isinstance(loss, torch.Tensor):
-        is_number = isinstance(loss, numbers.Real) and not isinstance(loss, bool)
-        return averager.combine_loss(loss) if is_number else loss
-    if loss.numel() != 1 or loss.is_complex():
+    averager = optimizer._talweg
+    if optimizer._talweg_joins and not averager.exchange.has_said_loss:
+        return loss  # The closure has computed no gradients.
+    if decides_by_loss(optimizer):
+        return averager.combine_loss(loss)
+    is_tensor = isinstance(loss, torch.Tensor)
+    is_number = isinstance(loss, numbers.Real) and not isinstance(loss, bool)
+    if not (is_number or (is_tensor and loss.numel() == 1 and not loss.is_complex())):
+        if optimizer._talweg_joins:
+            averager.give_no_loss()
         return loss
     average = averager.combine_loss(loss)
-    if not loss.requires_grad:
+    if not is_tensor or not loss.requires_grad:
         return average
     with torch.enable_grad():
         result = loss.clone()
@@ -157,17 +160,20 @@ def _before_step(
         return None
 
     calls = 0
+    averages = optimizer._talweg_may_decide or decides_by_loss(optimizer)
 
     def averaged() -> Any:
         nonlocal calls
         calls += 1
         if calls > 1:
             exchange.on_evaluation()
-        loss = closure()
-        exchange.synchronize()
-        if decides_by_loss(optimizer):
-            return optimizer._talweg.combine_loss(loss)
-        return _average_loss(optimizer._talweg, loss) if optimizer._talweg_may_decide else loss
+        exchange.evaluates = averages
+        try:
+            loss = closure()
+            exchange.synchronize()
+        finally:
+            exchange.evaluates = False
+        return _average_loss(optimizer, loss) if averages else loss
 
     if len(args) > 1:
         return (args[0], averaged, *args[2:]), kwargs
@@ -334,7 +340,7 @@ def distribute(
     # Not when Python collects garbage, which each rank does at another time.
     distributed._talweg_end = weakref.finalize(optimizer, averager.end)
     distributed._talweg_end.atexit = False
-    distributed._talweg_skip = False
+    distributed._talweg_skip = distributed._talweg_joins = False
     distributed._talweg_may_decide = False  # As with Horovod and BytePS.
     distributed._talweg_original = original
     hooks: list[RemovableHandle] = []

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from talweg._client import Client, Handle
-from talweg._declaration import Declaration
+from talweg._declaration import Declaration, DType, Op
 from talweg._exchange.adapter import Tensor
 
 
@@ -29,3 +30,21 @@ def start_patient(
     return client.push_declared(
         declared, address, address, tensor.priority, gradient, whole, finish=put_back
     )
+
+
+def start_patient_sum(
+    client: Client,
+    values: np.ndarray,
+    name: str,
+    ranks: tuple[int, ...],
+    priority: int,
+    patience_ms: int,
+) -> Handle:
+    """Starts the sum of f64 numbers, which replaces them. Late ranks are left out in the same way."""
+    declaration = Declaration(
+        DType.F64, values.size, Op.SUM, 0, tuple(ranks), patience_ms=patience_ms
+    )
+    client.check_push(declaration)
+    declared = client.tensors.declare(name, declaration, priority)
+    address = int(values.ctypes.data)
+    return client.push_declared(declared, address, address, priority, keep=values)

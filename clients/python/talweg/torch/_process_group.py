@@ -82,7 +82,7 @@ class ProcessGroup(GroupOfSubclasses):
         self._group = lane.group
         self._place, self._places = rank, Places(ranks)
         self._lane = lane
-        self._all_calls = GroupCalls(self._ranks, lane)
+        self._all_calls = GroupCalls(self._ranks, lane, store)
         self._channel = self._all_calls.channel
         self._small = SmallCalls(self._channel)
         self._messages = PointToPoint(self._client, self._ranks, rank, self._all_calls)

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from talweg._call_site import call_site
+from talweg._call_site import CallSite, call_site
 from talweg._collectives.channels import Job
 from talweg._collectives.collectives import Given, job_of
 from talweg._collectives.kinds import MORE_MAX
@@ -22,6 +24,7 @@ from talweg.torch._backward import when_it_ends
 from talweg.torch._callbacks import OwnFuture
 from talweg.torch._group_calls import GroupCalls
 from talweg.torch._profiling import Range
+from talweg.torch._whereabouts import TELL_S
 
 
 def _is_called_by_engine() -> bool:
@@ -57,6 +60,7 @@ class Pending(dist.Work):
         self._outputs = outputs
         self._timeout_s = timeout_s
         self._source = source_rank
+        self._site: CallSite | None = None  # Where the program makes the call.
         self._lock = threading.Lock()
         self._brought = False
         self._failure: BaseException | None = None
@@ -124,8 +128,11 @@ class Pending(dist.Work):
         if not self._is_over():
             given_s = timeout.total_seconds()
             timeout_s = given_s if given_s > 0 else self._timeout_s
-            if not self._go_on(time.monotonic() + min(timeout_s, 1e8)):
-                raise Timeout(self._late_text(timeout_s))
+            begin = time.monotonic()
+            if not self._go_on(begin + min(timeout_s / 2, TELL_S)):
+                with self._telling():
+                    if not self._go_on(begin + min(timeout_s, 1e8)):
+                        raise Timeout(self._late_text(timeout_s))
         self._waits_left -= 1
         if self._waits_left <= 0:
             self._group.kept.let_go(self)
@@ -134,8 +141,44 @@ class Pending(dist.Work):
             raise failure
         return True
 
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tells other ranks that this one waits here. After a timeout it stays told until this rank
+        makes another call: others reach their time limit at about the same time.
+        """
+        whereabouts = self._group.whereabouts
+        whereabouts.tell(self._where)
+        try:
+            yield
+        except Timeout:
+            whereabouts.is_stale = True
+            raise
+        except BaseException:
+            whereabouts.tell_end()
+            raise
+        whereabouts.tell_end()
+
+    @property
+    def _where(self) -> str:
+        what = self._what().partition(": ")[2]
+        return what if self._site is None else f"{what} ({self._site})"
+
     def _late_text(self, timeout_s: float) -> str:
-        return f"{self._what()}: timeout after {timeout_s:g} s: {self._who_is_late()}"
+        who = self._who_is_late()
+        text = f"{self._what()}: timeout after {timeout_s:g} s: {who}"
+        # Ranks of the job, as "rank 1 (local rank 1 of node 0, pid 7)".
+        late_ranks = {int(rank) for rank in re.findall(r"(?<!local )\brank (\d+)", who)}
+        told = self._group.whereabouts.of(late_ranks or self._group.ranks)
+        own = self._what().partition(": ")[2]
+        others = [
+            f"rank {rank} waits in {where}"
+            for rank, where in told.items()
+            if late_ranks or not where.startswith(own)
+        ]
+        if not others:
+            return text
+        here = f", and this call is made at {self._site}" if self._site is not None else ""
+        return f"{text}; meanwhile {', '.join(others)}{here}"
 
     def synchronize(self) -> None:
         """Calls wait()."""
@@ -255,7 +298,7 @@ class Work(Pending):
         self._channel = channel = group.channel_here() if begun is None else group.channel
         self._job = begun or job_of(channel, calls, 0)
         if calls:
-            site = call_site()
+            site = self._site = call_site()
             for at, call in enumerate(calls, 1):
                 call.site, call.more = site, min(len(calls) - at, MORE_MAX)
         if begun is None:

@@ -78,7 +78,7 @@ class ChosenAverager(GradientAverager):
     def may_be_sparse(self, index: int) -> bool:
         return not self._choices.sparse_as_dense and super().may_be_sparse(index)
 
-    def start_sum(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
+    def start_rows(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         choices = self._choices
         if choices.op not in (Op.AVERAGE, Op.SUM):
             raise InvalidArgument(

@@ -45,6 +45,17 @@ class CostTest(unittest.TestCase):
         self.assertAlmostEqual(cost.loss_s, 0.010)
         self.assertAlmostEqual(cost.rejoin_s or 0, 0.050)
 
+    def test_a_return_that_catches_up_before_it_enters(self) -> None:
+        """The lost node is in the view many steps before it takes part in them."""
+        after = [
+            *_steps(2, 12, *[2] * 9, epochs=(1, *[2] * 10), size=2),
+            *_steps(22, *[2] * 30, epochs=(3,) * 31, size=2),
+            *_steps(72, *[2] * 9, 92, epochs=(4,) * 11, size=3),
+        ]
+        cost = recovery_log.cost(_steps(2, 2, epochs=(1, 1)), after)
+        self.assertAlmostEqual(cost.loss_s, 0.010)
+        self.assertAlmostEqual(cost.rejoin_s or 0, 0.070)
+
 
 class JoinTest(unittest.TestCase):
     def test_a_joiner_that_catches_up(self) -> None:

@@ -161,9 +161,10 @@ class SmokeTest(unittest.TestCase):
 
     def test_kills_and_returns(self) -> None:
         data = self.document["data"]["recovery"]
-        for kind in ("rank", "agent", "aggregator", "scheduler", "host cut off"):
+        kinds = ("rank", "agent", "aggregator", "scheduler", "host cut off", "rank with torch")
+        for kind in kinds:
             self.assertEqual(len(data[kind]["loss_s"]), 1, kind)
-        for kind in ("rank", "agent", "host cut off"):
+        for kind in ("rank", "agent", "host cut off", "rank with torch"):
             self.assertGreater(data[kind]["enter_s"][0], 0, kind)
         self.assertEqual(len(data["large_state"]["enter_s"]), 1)
         for figures in data["catching_up"].values():

@@ -81,15 +81,19 @@ class Cost:
 def cost(before: Sequence[Record], after: Sequence[Record]) -> Cost:
     """Returns the cost of a kill. `before` are the steps that had ended then, `after` those since.
 
-    The steps up to the first one with a newer epoch, and a few more, belong to the loss. Those up
-    to the next newer epoch, and a few more, belong to the return of the killed process.
+    The steps up to the first one with a newer epoch, and a few more, belong to the loss. Those from
+    the next newer epoch on belong to the return of the killed process, until all ranks are there
+    again, and a few more. A node that catches up comes into the view first, and into steps later.
     """
     usual_s = median([record.seconds for record in before[-USUAL_STEPS:]])
     changes = _changes(before[-1].epoch, after)
     first = changes[0] if changes else len(after)
     second = changes[1] if len(changes) > 1 else len(after)
     loss = after[: min(first + 1 + _AFTER, second)]
-    rejoin = after[second : second + 1 + _AFTER]
+    back = next(
+        (at for at in range(second, len(after)) if after[at].size >= before[-1].size), second
+    )
+    rejoin = after[second : back + 1 + _AFTER]
     return Cost(
         usual_s,
         max(record.seconds for record in loss) - usual_s,

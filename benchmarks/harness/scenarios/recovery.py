@@ -20,6 +20,7 @@ TITLE = "Kills and returns"
 _GRADIENT_BYTES = 1 << 20
 _LEASE_MS = 2000
 _RANK_PROGRAM = "recovery_rank.py"
+_TORCH_PROGRAM = "catch_up_rank.py"
 # The fewest steps of all nodes between two kills.
 _STEPS = 120
 _PROCESS_LOSS_MAX_S = 0.1
@@ -36,6 +37,7 @@ class Kind:
     name: str
     survivors_cost: list[Cost] = field(default_factory=list)
     enter_s: list[float] = field(default_factory=list)
+    whole: int = 0  # How many joiners have taken the whole state, while the others waited.
 
     @property
     def losses(self) -> list[float]:
@@ -49,8 +51,10 @@ class Kind:
 _RANK, _AGENT, _AGGREGATOR = "rank", "agent", "aggregator"
 _SCHEDULER, _HOST = "scheduler", "host cut off"
 _KINDS = (_RANK, _AGENT, _AGGREGATOR, _SCHEDULER, _HOST)
+# A rank of another job, which trains with torch and has a talweg.torch.Elastic.
+_TORCH_RANK = "rank with torch"
 # Losses that take the node's rank out of the job, or end its process.
-_OF_A_NODE = (_RANK, _AGENT, _HOST)
+_OF_A_NODE = (_RANK, _AGENT, _HOST, _TORCH_RANK)
 
 
 class _Killer:
@@ -74,6 +78,7 @@ class _Killer:
         kind.survivors_cost.append(self._worst(logs, killed_ns))
         if kind.name in _OF_A_NODE:
             came = self._job.log_of(victim)
+            kind.whole += recovery_log.has_taken_whole(came.records)
             enter_s = recovery_log.enter_s(
                 [record for record in came.records if record.end_ns > killed_ns]
             )
@@ -82,7 +87,7 @@ class _Killer:
 
     def _lose(self, kind: str, victim: int, survivors: Sequence[Log]) -> None:
         job = self._job
-        if kind == _RANK:
+        if kind in (_RANK, _TORCH_RANK):
             job.kill_rank(victim)
         elif kind == _AGENT:
             job.kill_agent(victim)
@@ -115,14 +120,20 @@ class _Killer:
 
 def _kill_all(context: Context, kills: int, section: Section) -> list[Kind]:
     kinds = [Kind(name) for name in _KINDS]
-    with Job(context.programs, _RANK_PROGRAM, (_GRADIENT_BYTES, 0), _LEASE_MS) as job:
-        killer = _Killer(job, Random(_SEED))
-        for kind in kinds:
-            for number in range(kills):
-                context.progress(f"{kind.name}: kill {number + 1} of {kills}")
-                killer.kill(kind)
-        _check(job, section, context)
-    return kinds
+    torchs = [Kind(_TORCH_RANK)]
+    for program, arguments, of_job in (
+        (_RANK_PROGRAM, (_GRADIENT_BYTES, 0), kinds),
+        # Its state is the weights, its steps compute for no time.
+        (_TORCH_PROGRAM, (_GRADIENT_BYTES, 0, 0), torchs),
+    ):
+        with Job(context.programs, program, arguments, _LEASE_MS) as job:
+            killer = _Killer(job, Random(_SEED))
+            for kind in of_job:
+                for number in range(kills):
+                    context.progress(f"{kind.name}: kill {number + 1} of {kills}")
+                    killer.kill(kind)
+            _check(job, section, context)
+    return [*kinds, *torchs]
 
 
 def _check(job: Job, section: Section, context: Context) -> None:
@@ -180,6 +191,7 @@ def run(context: Context) -> Section:
             "loss_s": kind.losses,
             "rejoin_s": kind.rejoins,
             "enter_s": kind.enter_s,
+            "took_whole": kind.whole,
         }
     head = ["killed", "kills", "usual step", "loss p50", "p99", "return p50", "p99", "enters p50"]
     section.text = markdown_table(head, rows) + (
@@ -188,7 +200,9 @@ def run(context: Context) -> Section:
         f"{format_seconds(_LEASE_MS * 1e-3)}. A loss costs the longest step of any survivor until\n"
         "the view without the killed process, less a usual step. A return costs the longest step until the\n"
         "view that has it again, less a usual step. A joiner's entry lasts from the start of its process\n"
-        "to the end of its first step. Each rank counts its steps in its weights: no step is lost, and\n"
+        "to the end of its first step; the start of Python and of torch is not in it. Ranks with torch\n"
+        "are those of another job, with a talweg.torch.Elastic: its joiners catch up beside the steps, so\n"
+        "a return takes many of them. Each rank counts its steps in its weights: no step is lost, and\n"
         "none is done twice.\n"
     )
     with noted(context, section, ", joiners that catch up"):

@@ -25,6 +25,8 @@ KINDS = (
     "standbys",
     "late",
     "patience",
+    "hasty",
+    "gathers",
     "handshake",
     "link",
 )

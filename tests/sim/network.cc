@@ -214,6 +214,18 @@ void Network::Write(HostIndex at, ConnectionId name, std::function<Cells()> sour
         .context = context});
 }
 
+void Network::MemoryChanged(HostIndex host) {
+  for (const std::shared_ptr<Link>& link : links_) {
+    for (int i = 0; i < 2; ++i) {
+      const End& writer = link->ends[i];
+      if (writer.host != host || !writer.open) continue;
+      for (Message& message : link->ends[1 - i].arriving) {
+        if (message.source) message.posted = message.source();
+      }
+    }
+  }
+}
+
 void Network::Lose(const std::shared_ptr<Link>& link, int which, const std::string& reason) {
   End& end = link->ends[which];
   if (!end.open) return;

@@ -111,6 +111,9 @@ class Network {
   // OnWriteLanded.
   void Write(HostIndex at, ConnectionId name, std::function<Cells()> source, wire::RemoteRef target,
              uint64_t context);
+  // The owner of the memory at `host` has changed it while writes may read it. It knows that they
+  // send what stands there when they read it.
+  void MemoryChanged(HostIndex host);
   // The process at `host` is gone. Its peers' ends of connections end now or a little later.
   void EndHost(HostIndex host);
 

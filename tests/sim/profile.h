@@ -35,6 +35,10 @@ struct TensorProfile {
 
   Encoding encoding = Encoding::kPlain;
   uint16_t patience_ms = 0;
+  // If the calls of this all_gather go on when a rank is lost: the place of the tensor through which
+  // they do. 0: they do not.
+  size_t goes_on_by = 0;
+  bool is_of_survivors = false;  // It is such a tensor.
 
   Collective collective() const {
     return {DType::kF32, op, gives, gets, bytes / 4, false, encoding, patience_ms};
@@ -70,6 +74,7 @@ struct Profile {
   bool in_steps = true;   // A rank waits for all tensors of a round before the next one.
 
   uint64_t straggler_one_in = 0;  // One step in so many takes a rank seconds; 0: none.
+  int64_t time_limit_ns = 0;      // How long a rank waits before it gets an error; 0: for ever.
 
   int64_t delay_max_ns = 2'000'000;
   int64_t fault_gap_ns = 0;  // Mean time between faults; 0: none.
@@ -125,10 +130,13 @@ enum class Kind : uint8_t {
   kStandbys,  // As one of those, with joiners that take over state first.
   kLate,      // As one of those, and daemons get their memory late.
   kPatience,  // As one of those, and rounds go on without late ranks.
+  kHasty,     // As one of those, and ranks' waits have time limits.
+  kGathers,   // As kGroups or kHosts, and gathers go on with the ranks that are left.
 };
 
 inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
-                                  Kind::kHosts, Kind::kStandbys, Kind::kLate,   Kind::kPatience};
+                                  Kind::kHosts, Kind::kStandbys, Kind::kLate,   Kind::kPatience,
+                                  Kind::kHasty, Kind::kGathers};
 const char* KindName(Kind kind);
 
 Profile DrawProfile(Kind kind, Random& random);

@@ -23,6 +23,16 @@ std::optional<size_t> AgentProcess::PartnerOf(size_t place) const {
   return std::nullopt;
 }
 
+bool AgentProcess::HearsFromItsCall(pipeline::TensorIndex tensor) const {
+  // If some report was false, tensors fail that have lost nobody.
+  if (trace_->HasReached(kFalseReport)) return false;
+  for (size_t place = 0; place < plans_.size(); ++place) {
+    if (plans_[place]->name() != allocated_.at(tensor).spec.name) continue;
+    return GoesOn(place) && PartnerOf(place);
+  }
+  return false;
+}
+
 uint64_t AgentProcess::Progress(const RankProcess& rank, size_t place) const {
   const RankTensor& tensor = rank.tensors[place];
   return GoesOn(place) && PartnerOf(place) ? tensor.calls : tensor.taken.value();

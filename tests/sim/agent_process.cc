@@ -311,12 +311,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
                             .needed = NeededBy(place)});
     }
   }
-  for (size_t place = 0; place < plans_.size(); ++place) {
-    // Each rank hears it from its own call.
-    const bool is_it = plans_[place]->name() == allocated_.at(failed.tensor).spec.name;
-    if (is_it && failed.status == pipeline::Status::kAborted && GoesOn(place) && PartnerOf(place))
-      return;
-  }
+  if (failed.status == pipeline::Status::kAborted && HearsFromItsCall(failed.tensor)) return;
   const bool goes_on = config_.profile->has_groups && failed.status == pipeline::Status::kAborted &&
                        timeline_->random().OneIn(2);
   if (goes_on) {

@@ -242,6 +242,8 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
   // calls go on through it; nullopt if there is none.
   std::optional<size_t> PartnerOf(size_t tensor) const;
   bool GoesOn(size_t tensor) const { return plans_[tensor]->tensor().goes_on_by > 0; }
+  // Returns whether each rank hears from its own call that a tensor has lost a rank, and goes on.
+  bool HearsFromItsCall(pipeline::TensorIndex tensor) const;
   // How many rounds, or calls, are over.
   uint64_t Progress(const RankProcess& rank, size_t tensor) const;
   bool IsReduction(size_t tensor) const { return plans_[tensor]->tensor().is_of_survivors; }

@@ -27,6 +27,7 @@ KINDS = (
     "patience",
     "hasty",
     "gathers",
+    "severed",
     "handshake",
     "link",
 )

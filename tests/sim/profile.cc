@@ -434,7 +434,27 @@ Profile DrawGathers(Random& random) {
   return profile;
 }
 
-Profile DrawKind(Kind kind, Random& random) {
+// Two nodes, one of which has its results where it contributes if the job has one view. One tensor
+// travels inside frames, and one is written. The shapes differ in the policy and in who notices.
+Profile ProfileOfSevered(uint64_t seed) {
+  const uint64_t shape = seed % kSeveredShapes;
+  Profile profile;
+  profile.rank_counts = {1, 2};
+  profile.min_members = 2;
+  profile.loss_policy =
+      shape % 2 == 0 ? membership::LossPolicy::kFailJob : membership::LossPolicy::kContinue;
+  profile.slice_bytes_max = 16384;
+  profile.tensors.push_back({.bytes = 9600});
+  profile.tensors.push_back({.bytes = 800, .op = Op::kCopy, .gives = Share::kRoot});
+  profile.round_count = 2;
+  profile.in_steps = false;
+  profile.severing = {.step = seed / kSeveredShapes,
+                      .connector_is_late = (shape & 2) != 0,
+                      .listener_is_late = (shape & 4) != 0};
+  return profile;
+}
+
+Profile DrawKind(Kind kind, uint64_t seed, Random& random) {
   switch (kind) {
     case Kind::kUsual: break;
     case Kind::kRecovery: return DrawRecovery(random);
@@ -446,6 +466,7 @@ Profile DrawKind(Kind kind, Random& random) {
     case Kind::kPatience: return DrawPatience(random);
     case Kind::kHasty: return DrawHasty(random);
     case Kind::kGathers: return DrawGathers(random);
+    case Kind::kSevered: return ProfileOfSevered(seed);
   }
   Profile profile = DrawUsual(random);
   if (random.OneIn(150)) Widen(profile, random);
@@ -476,12 +497,14 @@ const char* KindName(Kind kind) {
     case Kind::kPatience: return "patience";
     case Kind::kHasty: return "hasty";
     case Kind::kGathers: return "gathers";
+    case Kind::kSevered: return "severed";
   }
   return "unknown";
 }
 
-Profile DrawProfile(Kind kind, Random& random) {
-  Profile profile = DrawKind(kind, random);
+Profile DrawProfile(Kind kind, uint64_t seed, Random& random) {
+  Profile profile = DrawKind(kind, seed, random);
+  if (profile.severing) return profile;
   profile.dealing = DrawDealing(random);
   profile.results_window_bytes = DrawResultsWindow(random);
   DrawEncodings(profile, random);

@@ -3,6 +3,7 @@
 #define TALWEG_TESTS_SIM_PROFILE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "libs/base/random.h"
 #include "libs/membership/records.h"
 #include "libs/view/participation.h"
+#include "tests/sim/network.h"
 
 namespace talweg::sim {
 
@@ -35,8 +37,8 @@ struct TensorProfile {
 
   Encoding encoding = Encoding::kPlain;
   uint16_t patience_ms = 0;
-  // If the calls of this all_gather go on when a rank is lost: the place of the tensor through which
-  // they do. 0: they do not.
+  // If the calls of this all_gather go on when a rank is lost: the place of the tensor through
+  // which they do. 0: they do not.
   size_t goes_on_by = 0;
   bool is_of_survivors = false;  // It is such a tensor.
 
@@ -93,6 +95,7 @@ struct Profile {
   uint64_t older_store_one_in = 3;
   bool older_stores_revive = false;  // An older store may bring back a job that is over.
   int64_t unreachable_ns = 0;        // How long an agent waits for the dead; 0: for ever.
+  std::optional<Severing> severing;  // The only fault of a life.
   // Each dies when some members may have its results and others not.
   bool aggregators_die_together = false;
 };
@@ -132,14 +135,20 @@ enum class Kind : uint8_t {
   kPatience,  // As one of those, and rounds go on without late ranks.
   kHasty,     // As one of those, and ranks' waits have time limits.
   kGathers,   // As kGroups or kHosts, and gathers go on with the ranks that are left.
+  kSevered,   // A small job, one of whose connections is severed. The seed says where.
 };
 
 inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
                                   Kind::kHosts, Kind::kStandbys, Kind::kLate,   Kind::kPatience,
-                                  Kind::kHasty, Kind::kGathers};
+                                  Kind::kHasty, Kind::kGathers,  Kind::kSevered};
 const char* KindName(Kind kind);
 
-Profile DrawProfile(Kind kind, Random& random);
+// Returns the seed of the chance in a life. Severed lives are alike until a connection is severed.
+inline constexpr uint64_t kSeveredShapes = 8;
+inline uint64_t SeedOfChance(Kind kind, uint64_t seed) {
+  return kind == Kind::kSevered ? seed % kSeveredShapes : seed;
+}
+Profile DrawProfile(Kind kind, uint64_t seed, Random& random);
 
 }  // namespace talweg::sim
 

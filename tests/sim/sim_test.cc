@@ -145,6 +145,22 @@ TEST_CASE("Clusters live through every fault without breaking an invariant", "[s
   }
 }
 
+TEST_CASE("A job ends well wherever one of its connections is severed", "[sim]") {
+  if (!IsOfThisPart(1)) return;
+  const uint64_t every = std::getenv("TALWEG_SANITIZER") != nullptr ? 10 : 1;
+  Lives lives;
+  for (uint64_t shape = 0; shape < kSeveredShapes; ++shape) {
+    uint64_t severed = 0;
+    for (uint64_t step = 0;; step += every) {
+      if (!lives.Add({Kind::kSevered, step * kSeveredShapes + shape})) return;
+      if (lives.CountOf(kSevered) == severed) break;  // The conversation is over before this step.
+      severed = lives.CountOf(kSevered);
+    }
+  }
+  std::cout << lives.Text() << ", all but " << kSeveredShapes << " of them severed\n";
+  CHECK(lives.CountOf(kSevered) > 1000 / every);
+}
+
 TEST_CASE("Clusters live through lives that nobody has seen before", "[sim]") {
   if (!IsOfThisPart(1)) return;
   const char* const soak = std::getenv("TALWEG_SOAK_S");

@@ -82,6 +82,7 @@ void Recovery::Freeze(AgentTensor& tensor, Effects& out) {
   // A Finish ends with its epoch. If it was of the held round, its acknowledgements mean nothing in
   // another epoch. If it was of the open round, `partial` has the slices that came.
   tensor.finish.reset();
+  tensor.named = NodesNamed{};  // An owner named them in another epoch. They may be gone.
   const std::vector<view::Slice> old_slices = std::move(tensor.slices);
   const Partial old_partial = std::exchange(tensor.partial, Partial{});
   tensor.disagreement.reset();

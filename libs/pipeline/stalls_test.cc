@@ -80,6 +80,12 @@ TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[
     CHECK_THAT(f.failure(),
                Contains("tensor 'w' has waited for ranks 1, 2 of node 1, rank 3 of node 2"));
   }
+  SECTION("A newer view forgets those that were named in the older one") {
+    f.Waiting(1, {1, 2});
+    f.OnView(MakeView(2, {1, 2}, 1));
+    f.AnswerAll(8 << 20);
+    CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{1}) == "");
+  }
   SECTION("Bytes are on their way and nobody is missing: the job goes on") {
     f.Pass(60);
     CHECK(f.failure() == "");

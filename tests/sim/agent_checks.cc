@@ -191,6 +191,7 @@ void AgentProcess::NoteReceived(ConnectionId connection, const wire::Frame& fram
     if (status == wire::WelcomeStatus::kNotInView)
       trace_->Reached("refused: not in the view there");
   }
+  NoteWaiting(frame);
   if (const auto* failed = std::get_if<std::vector<wire::Failed>>(&frame.entries)) {
     for (const wire::Failed& entry : *failed) {
       ledger_->OnTensorFailed();

@@ -83,7 +83,8 @@ AgentProcess::AgentProcess(Timeline* timeline, Trace* trace, Network* network,
            .memory_source = config.profile->memory_is_late ? this : nullptr}),
       data_plane_({.host_id = config.host_id}, &transport_, &driver_.memory(), &driver_.timeline(),
                   &clock_, &driver_),
-      ranks_(config.rank_count) {
+      ranks_(config.rank_count),
+      hasty_(Fingerprint64(config.incarnation.value(), 78)) {
   transport_.SetClaims([this] { return NextToken(); });
   for (RankProcess& rank : ranks_) rank.tensors.resize(config.profile->tensors.size());
   if (config.profile->standbys) {
@@ -310,6 +311,7 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
                             .needed = NeededBy(place)});
     }
   }
+  if (failed.status == pipeline::Status::kAborted && HearsFromItsCall(failed.tensor)) return;
   const bool goes_on = config_.profile->has_groups && failed.status == pipeline::Status::kAborted &&
                        timeline_->random().OneIn(2);
   if (goes_on) {

@@ -11,8 +11,10 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "libs/base/random.h"
 #include "libs/pipeline/agent_core.h"
 #include "services/agent/agent_data_plane.h"
 #include "services/agent/agent_driver.h"
@@ -123,6 +125,15 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
     Round taken;
     // The rounds whose contributions the last push had; only if they leave late ranks out.
     std::vector<Round> gives;
+    // The last round that it has asked about, and the ranks here that had pushed it by then.
+    Round asked;
+    std::vector<bool> pushed_when_asked;
+    // If its calls go on when a rank is lost: how many are over, and the ranks that the call has
+    // found so far.
+    uint64_t calls = 0;
+    bool has_lost_a_rank = false;
+    bool is_reducing = false;  // The call is at its reductions.
+    std::optional<std::vector<Ledger::RankOfMember>> found;
   };
   struct RankProcess {
     RankState state = RankState::kStarting;
@@ -165,6 +176,7 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
   void OnJobFailed(const std::string& text) override;
   uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) override;
   void OnMembership(LocalRank rank, uint32_t request, const shm::RankMembership& answer) override;
+  void OnTold(LocalRank rank, uint32_t request, const std::string& text) override;
 
   // --- agent::MemorySource.
   void Ask(agent::OrderNumber number, agent::MemoryOrder order) override;
@@ -224,13 +236,42 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
   void NoteLeftOut(LocalRank rank, RankTensor& tensor, const pipeline::CompleteRound& complete);
   void WatchReduce(const pipeline::ReduceSlice& reduce);
 
+  // agent_gathers.cc
+
+  // Returns the place of the tensor through which the calls of the one at `tensor` go on, or whose
+  // calls go on through it; nullopt if there is none.
+  std::optional<size_t> PartnerOf(size_t tensor) const;
+  bool GoesOn(size_t tensor) const { return plans_[tensor]->tensor().goes_on_by > 0; }
+  // Returns whether each rank hears from its own call that a tensor has lost a rank, and goes on.
+  bool HearsFromItsCall(pipeline::TensorIndex tensor) const;
+  // How many rounds, or calls, are over.
+  uint64_t Progress(const RankProcess& rank, size_t tensor) const;
+  bool IsReduction(size_t tensor) const { return plans_[tensor]->tensor().is_of_survivors; }
+  // Returns whether the rank has nothing under way of a tensor, and may push it in this step.
+  bool MayPush(const RankProcess& rank, size_t tensor) const;
+  // Returns the tensor that is pushed for the rank's next call.
+  size_t BeginCall(LocalRank rank, size_t tensor);
+  void NoteCall(LocalRank rank, size_t tensor, const pipeline::CompleteRound& complete,
+                Epoch epoch);
+  void EndCall(LocalRank rank, size_t gather, Epoch epoch);
+
+  // agent_hasty.cc
+
+  // The rank waits for the round that it has just pushed.
+  void WaitNow(LocalRank rank, size_t tensor);
+  void OnTimeUp(LocalRank rank, size_t tensor, Round round);
+  void AskWhom(LocalRank rank, size_t tensor);
+  void WriteEarly(LocalRank rank, size_t tensor);
+  void NoteWaiting(const wire::Frame& frame);
+
   // The memory of a rank's contribution.
   std::span<std::byte> ContributionOf(LocalRank rank, pipeline::TensorIndex tensor);
+  // Returns whether the rank's contribution and the result share memory.
+  bool IsInPlace(LocalRank rank, pipeline::TensorIndex tensor) const;
   void Scribble(LocalRank rank, pipeline::TensorIndex tensor);
   Cells ResultCells(pipeline::TensorIndex tensor, Round round);
   std::vector<uint64_t> LengthsOf(pipeline::TensorIndex tensor, Round round);
-  Cells ResultOf(pipeline::TensorIndex tensor, size_t place,
-                 const pipeline::CompleteRound& complete);
+  Cells ResultOf(LocalRank rank, size_t place, const pipeline::CompleteRound& complete);
   std::optional<Ledger::RankOfMember> RankAt(const std::optional<view::Place>& place) const;
   std::optional<Rank> NumberOf(const view::Place& place) const;
   std::optional<Ledger::RankOfMember> RootOf(size_t tensor) const;
@@ -318,6 +359,9 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
   std::map<pipeline::TensorIndex, Allocated> allocated_;
   std::set<TensorKey> in_place_;  // Tensors that ranks here have declared in place.
   std::vector<RankProcess> ranks_;
+  // The nodes that owners have named of a tensor's round in an epoch, if ranks ask.
+  std::map<std::tuple<TensorKey, Round, Epoch>, std::set<uint32_t>> awaited_;
+  Random hasty_;                         // Chooses what ranks do whose time is over.
   std::vector<const RoundPlan*> plans_;  // As the profile's tensors.
 
   JobId job_;

@@ -58,9 +58,11 @@ void AgentProcess::AgreeOnPlans() {
         ledger_->AgreedPlan(TensorKey{Fingerprint64(proposed.name())}, proposed);
     plans_.push_back(&plan);
     uint32_t here = 0;
+    // Without names a tensor would have the ranks of joiners, too, which the gather has not.
+    const bool is_used = !plan.tensor().is_of_survivors || !plan.group().empty();
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       const view::Place place{NodeRank{config_.node}, LocalRank{rank}};
-      ranks_[rank].tensors[tensor].is_mine = plan.NumberOf(place, 0).has_value();
+      ranks_[rank].tensors[tensor].is_mine = is_used && plan.NumberOf(place, 0).has_value();
       here += ranks_[rank].tensors[tensor].is_mine ? 1 : 0;
     }
     if (plan.group().empty()) continue;
@@ -163,6 +165,8 @@ void AgentProcess::OnDeclareReply(LocalRank local, size_t place, pipeline::Tenso
   tensor.declared = true;
   tensor.index = index;
   tensor.pushed = tensor.taken = held;
+  tensor.calls = std::min(core().views().steps_base() * config_.profile->rounds_per_step,
+                          config_.profile->round_count);
   for (const RankTensor& other : rank.tensors) {
     if (other.is_mine && !other.declared) return;
   }
@@ -214,20 +218,20 @@ void AgentProcess::PushNext(LocalRank local) {
     if (was_last) break;
   }
   std::vector<size_t> order;
-  Round lowest{UINT64_MAX};
-  for (const RankTensor& tensor : rank.tensors) {
-    if (tensor.is_mine && !tensor.failed) lowest = std::min(lowest, tensor.taken);
-  }
+  uint64_t lowest = UINT64_MAX;
   for (size_t i = 0; i < rank.tensors.size(); ++i) {
     const RankTensor& tensor = rank.tensors[i];
-    if (!tensor.is_mine || tensor.failed) continue;
-    if (tensor.pushed != tensor.taken || tensor.taken.value() >= EndOfStep(rank)) continue;
-    if (config_.profile->in_steps && tensor.taken != lowest) continue;
+    if (tensor.is_mine && !tensor.failed && !IsReduction(i))
+      lowest = std::min(lowest, Progress(rank, i));
+  }
+  for (size_t i = 0; i < rank.tensors.size(); ++i) {
+    if (!MayPush(rank, i)) continue;
+    if (config_.profile->in_steps && !IsReduction(i) && Progress(rank, i) != lowest) continue;
     order.push_back(i);
   }
   while (!order.empty()) {
     const size_t place = timeline_->random().Below(order.size());
-    Push(local, order[place]);
+    Push(local, BeginCall(local, order[place]));
     order.erase(order.begin() + static_cast<std::ptrdiff_t>(place));
   }
   CheckDone(local);
@@ -275,6 +279,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
               .priority = priority,
               .signature = plan.Signature(tensor.pushed, here),
               .lengths = lengths});
+  WaitNow(local, place);
 }
 
 // Finds the root by the numbers that ranks here got when they joined.
@@ -347,18 +352,6 @@ std::span<std::byte> AgentProcess::ContributionOf(LocalRank rank, pipeline::Tens
   return rank_server_.memory().At(driver_.memory().ContributionLocation(tensor, rank));
 }
 
-// Overwrites the place of the rank's contribution, as an optimizer does that scales an average.
-void AgentProcess::Scribble(LocalRank rank, pipeline::TensorIndex tensor) {
-  const shm::Location place = driver_.memory().ContributionLocation(tensor, rank);
-  if (place == driver_.memory().ResultLocations(tensor)[0]) {
-    trace_->Reached("a result comes to where its contribution lies");
-  }
-  const std::span<std::byte> bytes = rank_server_.memory().At(place);
-  for (uint64_t i = 0; i < CellCount(allocated_.at(tensor).spec.bytes()); ++i) {
-    StoreCell(bytes, i, kScribbled + i);
-  }
-}
-
 Cells AgentProcess::ResultCells(pipeline::TensorIndex tensor, Round round) {
   const std::span<std::byte> bytes =
       rank_server_.memory().At(driver_.memory().ResultLocations(tensor)[round.value() & 1]);
@@ -366,9 +359,10 @@ Cells AgentProcess::ResultCells(pipeline::TensorIndex tensor, Round round) {
 }
 
 // Returns the result as a rank sees it that copies parts as they arrive. Such a rank copies
-// everything again if the parts are not the whole.
-Cells AgentProcess::ResultOf(pipeline::TensorIndex tensor, size_t place,
+// everything again if the parts are not the whole. Nobody copies what is in place.
+Cells AgentProcess::ResultOf(LocalRank rank, size_t place,
                              const pipeline::CompleteRound& complete) {
+  const pipeline::TensorIndex tensor = complete.tensor;
   const Arriving& arriving = allocated_.at(tensor).arriving;
   const Cells result = ResultCells(tensor, complete.round);
   if (arriving.round != complete.round || complete.status != pipeline::Status::kOk) return result;
@@ -376,6 +370,7 @@ Cells AgentProcess::ResultOf(pipeline::TensorIndex tensor, size_t place,
   for (uint32_t part = 0; part < plans_[place]->part_count(); ++part) {
     if (Gets(place, part)) bytes += complete.lengths.at(part);
   }
+  if (arriving.bytes >= bytes && IsInPlace(rank, tensor)) return result;
   if (arriving.bytes == bytes) {
     trace_->Reached("a result is copied while it comes");
     return *arriving.cells;
@@ -438,15 +433,17 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .ranks_summed = complete.ranks_summed,
                       .lengths = complete.lengths,
                       .left_out = IsLeftOut(local, complete),
+                      .in_place = IsInPlace(local, tensor.index),
                       .member = core().config().self,
                       .local_rank = local,
                       .epoch = epoch,
                       .root = RootOf(place),
                       .needed = NeededBy(place)},
-                     ResultOf(tensor.index, place, complete));
+                     ResultOf(local, place, complete));
   tensor.taken = complete.round;
   NoteLeftOut(local, tensor, complete);
   Scribble(local, tensor.index);
+  NoteCall(local, place, complete, epoch);
   if (aborted) trace_->Reached("a rank hears that its round is aborted");
   if (trace_->on()) {
     trace_->Add(timeline_->now_ns(), who,
@@ -485,9 +482,9 @@ void AgentProcess::ConfuseRank(LocalRank local) {
 
 void AgentProcess::CheckDone(LocalRank local) {
   RankProcess& rank = ranks_[local.value()];
-  for (const RankTensor& tensor : rank.tensors) {
-    if (!tensor.is_mine || tensor.failed) continue;
-    if (tensor.taken.value() < config_.profile->round_count) return;
+  for (size_t i = 0; i < rank.tensors.size(); ++i) {
+    if (!rank.tensors[i].is_mine || rank.tensors[i].failed || IsReduction(i)) continue;
+    if (Progress(rank, i) < config_.profile->round_count) return;
   }
   rank.state = RankState::kDone;
   trace_->Add(timeline_->now_ns(), name_, "rank " + std::to_string(local.value()) + " is done");
@@ -497,8 +494,11 @@ void AgentProcess::CheckDone(LocalRank local) {
 // A trainer may go on without a tensor that has failed.
 void AgentProcess::GoOnWithout(pipeline::TensorIndex index) {
   for (uint32_t local = 0; local < ranks_.size(); ++local) {
-    for (RankTensor& tensor : ranks_[local].tensors) {
-      if (tensor.declared && tensor.index == index) tensor.failed = true;
+    std::vector<RankTensor>& tensors = ranks_[local].tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i].declared || tensors[i].index != index) continue;
+      tensors[i].failed = true;
+      if (const std::optional<size_t> partner = PartnerOf(i)) tensors[*partner].failed = true;
     }
     timeline_->After(network_->Delay(), [this, local, life = network_->host(host_).life()] {
       network_->host(host_).Deliver(life, [this, local] { PushNext(LocalRank{local}); });

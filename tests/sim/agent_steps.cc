@@ -13,10 +13,12 @@ uint64_t AgentProcess::EndOfStep(const RankProcess& rank) const {
 
 bool AgentProcess::HasEndedStep(const RankProcess& rank) const {
   bool any = false;
-  for (const RankTensor& tensor : rank.tensors) {
+  for (size_t i = 0; i < rank.tensors.size(); ++i) {
+    const RankTensor& tensor = rank.tensors[i];
     if (!tensor.is_mine || tensor.failed) continue;
     any = true;
-    if (tensor.pushed != tensor.taken || tensor.taken.value() < EndOfStep(rank)) return false;
+    if (tensor.pushed != tensor.taken) return false;
+    if (!IsReduction(i) && Progress(rank, i) < EndOfStep(rank)) return false;
   }
   return any;
 }

@@ -275,4 +275,16 @@ void AggregatorProcess::DeliverConfused(const aggregation::AggregatorCore& job,
   }
 }
 
+void AggregatorProcess::CheckMemory() const {
+  uint64_t reserved = 0;
+  for (const auto& each : {jobs(), leaving_jobs()}) {
+    for (const aggregation::AggregatorCore* const job : each) {
+      reserved += job->Status(timeline_->now_ns(), false).reserved_bytes;
+    }
+  }
+  if (reserved != data_plane_.budget().used_bytes()) {
+    throw Violation{name_ + ": memory is reserved that belongs to no job"};
+  }
+}
+
 }  // namespace talweg::sim

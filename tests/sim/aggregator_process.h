@@ -44,6 +44,8 @@ class AggregatorProcess : private TransportWatcher, private aggregator::MemorySo
   // Tells the aggregator to stop: it asks for no further jobs, waits for its jobs, says goodbye,
   // and ends.
   void Drain();
+  // All memory that is reserved belongs to a job.
+  void CheckMemory() const;
   // AtDanger runs `strike` a little after the next result that the aggregator sends, when some
   // members may have it and others not. AtDecision runs it after the next decision to finish or to
   // abort a round.
@@ -61,7 +63,6 @@ class AggregatorProcess : private TransportWatcher, private aggregator::MemorySo
   const std::string& name() const { return name_; }
   bool draining() const { return life_.state() != aggregator::AggregatorLife::State::kServing; }
   bool refused() const { return !life_.result().ok(); }
-  const aggregation::MemoryBudget& budget() const { return data_plane_.budget(); }
   // With the counters of jobs that are over.
   aggregator::AggregatorDataPlane::Totals totals() const { return data_plane_.totals(); }
 

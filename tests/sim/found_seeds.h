@@ -57,6 +57,9 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kStandbys, 5'100'039'176},
     // A member that leaves a failed job after a gap names a lease that had expired before.
     {Kind::kSilent, 5'205'903'317},
+    // A round is said to wait for nodes that an owner named under an older view.
+    {Kind::kHasty, 5'360'020'377},
+    {Kind::kHasty, 5'360'020'563},
 };
 
 }  // namespace talweg::sim

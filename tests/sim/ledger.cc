@@ -117,6 +117,34 @@ bool Ledger::SawBoth(const view::MemberIdentity& member, Epoch epoch,
   return epoch <= outcome.epoch ? InView(outcome.epoch, member) : InView(epoch, outcome.member);
 }
 
+std::vector<Ledger::RankOfMember> Ledger::RanksIn(const RoundPlan& plan, Epoch sum_epoch) const {
+  std::vector<RankOfMember> ranks;
+  for (const Participant& each : Participants(views_.at(sum_epoch), plan)) {
+    ranks.push_back({each.member, each.place.local_rank});
+  }
+  return ranks;
+}
+
+void Ledger::OnGathered(const std::string& who, TensorKey tensor, uint64_t call,
+                        const RankOfMember& rank, Epoch epoch,
+                        const std::vector<RankOfMember>& found) {
+  const std::string what = who + ": its gather " + std::to_string(call) + " of tensor " +
+                           std::to_string(tensor.value()) + " ";
+  if (std::find(found.begin(), found.end(), rank) == found.end()) {
+    throw Violation{what + "is without the rank itself"};
+  }
+  std::vector<Found>& others = gathered_[{tensor, call}];
+  for (const Found& other : others) {
+    const bool saw_both =
+        other.epoch <= epoch ? InView(epoch, other.member) : InView(other.epoch, rank.member);
+    if (!saw_both || other.ranks == found) continue;
+    throw Violation{what + "has " + std::to_string(found.size()) + " ranks, and node " +
+                    std::to_string(other.member.node.value()) + " found " +
+                    std::to_string(other.ranks.size())};
+  }
+  others.push_back({rank.member, epoch, found});
+}
+
 std::vector<Ledger::Participant> Ledger::Participants(const view::View& view,
                                                       const RoundPlan& plan) {
   std::vector<Participant> ranks;
@@ -155,7 +183,9 @@ bool Ledger::Agree(const std::vector<Participant>& ranks, const Outcome& outcome
 // have been a mismatch for others: a new view can hide that from the rest.
 void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const {
   const Collective collective = outcome.plan->collective();
-  if (!contributed_.contains({outcome.tensor, outcome.round})) {
+  // A rank may push a tensor of which nobody here has heard yet that it is dead.
+  const bool is_dead = deaths_.contains({outcome.tensor, outcome.needed});
+  if (!is_dead && !contributed_.contains({outcome.tensor, outcome.round})) {
     throw Violation{what + "was aborted, but no rank had begun it"};
   }
   if (outcome.plan->Odd(outcome.round)) return;
@@ -197,6 +227,30 @@ std::pair<uint64_t, uint64_t> Ledger::Given(TensorKey tensor, Round round, const
   return {base, rounds.size() * kCellStep};
 }
 
+// Returns the rank that has written into its contribution while the round was open, if there is
+// one.
+const Ledger::RankOfMember* Ledger::WriterOf(const Outcome& outcome) const {
+  const auto found = early_.find({outcome.tensor, outcome.round});
+  return found == early_.end() ? nullptr : &found->second;
+}
+
+// Ranks that are given one sum see the same, also where a contribution changed while it was sent.
+// Where contributions are copied, the node that gives one keeps its own.
+void Ledger::CheckSameBits(const std::string& what, const Outcome& outcome, const Cells& result) {
+  const Collective collective = outcome.plan->collective();
+  const RankOfMember* const writer = WriterOf(outcome);
+  if (writer == nullptr || collective.copies() || outcome.plan->part_count() != 1) return;
+  const bool is_writer = writer->member == outcome.member;
+  if (is_writer && outcome.in_place) return;
+  if (collective.gets != Share::kWhole) return;
+  const auto count = static_cast<std::ptrdiff_t>(CellCount(outcome.lengths.at(0)));
+  const auto [known, is_new] =
+      early_sums_.emplace(std::tuple(outcome.tensor, outcome.round, outcome.sum_epoch),
+                          Cells(result.begin(), result.begin() + count));
+  if (is_new || std::equal(known->second.begin(), known->second.end(), result.begin())) return;
+  throw Violation{what + "differs from another rank's, as a contribution changed meanwhile"};
+}
+
 void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
                        const std::vector<Participant>& ranks, uint32_t part, uint32_t root,
                        const Cells& result) const {
@@ -209,10 +263,18 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
   // What the part's first cell must be, and how much each next cell adds.
   uint64_t sum = 0;
   uint64_t step = 0;
+  uint64_t changed = 0;  // The part's first cell if a rank has changed its contribution.
+  const RankOfMember* const writer = WriterOf(outcome);
+  const uint64_t early = writer == nullptr ? 0
+                                           : EarlyBase(writer->member, writer->local_rank,
+                                                       outcome.tensor, outcome.round);
+  const bool is_own = writer != nullptr && outcome.in_place &&
+                      *writer == RankOfMember{outcome.member, outcome.local_rank};
   std::optional<uint64_t> length;
   for (size_t i = 0; i < ranks.size();) {
     uint64_t node_sum = 0;
     uint64_t node_step = 0;
+    uint64_t node_changed = 0;
     bool gives = false;
     const uint32_t member_place = ranks[i].member_place;
     for (; i < ranks.size() && ranks[i].member_place == member_place; ++i) {
@@ -227,10 +289,13 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
       const auto [base, each] = Given(outcome.tensor, outcome.round, giver, first_cell);
       node_sum = Combine(node_sum, base);
       node_step = Combine(node_step, each);
+      const bool has_changed = writer != nullptr && *writer == giver;
+      node_changed = Combine(node_changed, has_changed ? early + first_cell * kCellStep : base);
     }
     if (!gives) continue;
     sum = Combine(sum, node_sum);
     step = Combine(step, node_step);
+    changed = Combine(changed, node_changed);
   }
   if (!length) throw Violation{which + "is a result that no rank of its epoch gives"};
   if (part >= outcome.lengths.size() || outcome.lengths[part] != *length) {
@@ -239,7 +304,10 @@ void Ledger::CheckPart(const std::string& what, const Outcome& outcome,
                     " bytes, but " + std::to_string(*length) + " were given"};
   }
   for (size_t i = 0; i < CellCount(*length); ++i) {
-    if (result.at(first_cell + i) == sum + i * step) continue;
+    const uint64_t cell = result.at(first_cell + i);
+    if (cell == sum + i * step) continue;
+    if (writer != nullptr && cell == changed + i * step) continue;
+    if (is_own && cell == early + (first_cell + i) * kCellStep) continue;
     throw Violation{which + "is not what the ranks of its epoch gave, in their order, from cell " +
                     std::to_string(i) + " of " + std::to_string(CellCount(*length))};
   }
@@ -294,6 +362,7 @@ void Ledger::OnOutcome(const std::string& who, const Outcome& outcome, const Cel
     if (!collective.Gets(part, own, rank_count, root)) continue;
     CheckPart(what, outcome, ranks, part, root, result);
   }
+  CheckSameBits(what, outcome, result);
   if (!collective.copies() && outcome.ranks_summed != ranks.size()) {
     throw Violation{what + "counts " + std::to_string(outcome.ranks_summed) +
                     " ranks, but the view has " + std::to_string(ranks.size())};

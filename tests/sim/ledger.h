@@ -37,6 +37,13 @@ inline uint64_t Combine(uint64_t so_far, uint64_t next) {
 inline constexpr uint64_t kNothing = 0xbadbadbadbadbad0u;
 // A rank writes it over an average that it has taken.
 inline constexpr uint64_t kScribbled = 0x5c71bb1e00000000u;
+// What a rank writes into its contribution to an open round is its contribution to a round so much
+// later, which no tensor reaches.
+inline constexpr uint64_t kEarlyRounds = 1'000'000'000;
+inline uint64_t EarlyBase(const view::MemberIdentity& member, LocalRank rank, TensorKey tensor,
+                          Round round) {
+  return ContributionBase(member, rank, tensor, Round{round.value() + kEarlyRounds});
+}
 
 // Knows what all ranks of one job should see, and throws Violation when one does not.
 class Ledger {
@@ -45,15 +52,25 @@ class Ledger {
   // older store was put in place.
   void OnView(const view::View& view, bool store_is_older = false);
 
+  struct RankOfMember {
+    view::MemberIdentity member;
+    LocalRank local_rank;
+
+    friend bool operator==(const RankOfMember&, const RankOfMember&) = default;
+  };
+
+  // A rank's call to gather what all ranks of a group give, of which some may be lost, is over:
+  // `found` are the ranks whose parts it has. All ranks find the same ones.
+  void OnGathered(const std::string& who, TensorKey tensor, uint64_t call, const RankOfMember& rank,
+                  Epoch epoch, const std::vector<RankOfMember>& found);
+  // Returns the ranks in a sum, in their order.
+  std::vector<RankOfMember> RanksIn(const RoundPlan& plan, Epoch sum_epoch) const;
+
   // How a round is over for a rank.
   enum class End : uint8_t {
     kDone = 1,
     kAborted = 2,   // A member is gone that the round needs.
     kMismatch = 3,  // The ranks gave data that does not fit together.
-  };
-  struct RankOfMember {
-    view::MemberIdentity member;
-    LocalRank local_rank;
   };
   struct Outcome {
     TensorKey tensor;
@@ -64,7 +81,9 @@ class Ledger {
     uint32_t ranks_summed = 0;
     std::vector<uint64_t> lengths;  // By part.
     bool left_out = false;          // The rank was told that the result is without it.
-    view::MemberIdentity member;    // The member whose rank has taken it.
+    // The result lies where the rank contributes.
+    bool in_place = false;
+    view::MemberIdentity member;  // The member whose rank has taken it.
     LocalRank local_rank;
     Epoch epoch;                       // Its view's when the round was over there.
     std::optional<RankOfMember> root;  // The rank that it knows by the root's number.
@@ -83,6 +102,12 @@ class Ledger {
   // often they are combined.
   void OnCombined(const std::string& who, TensorKey tensor, Round round,
                   const view::MemberIdentity& member, const std::vector<LocalRank>& ranks);
+  // A rank writes other cells into its contribution while the round is open. Each cell of that
+  // round's sum then has what stood there before, or what stands there now; but all ranks get the
+  // same sum. Returns false if the rank must not: another one has done so in this round.
+  bool OnWrittenEarly(TensorKey tensor, Round round, const RankOfMember& rank) {
+    return early_.emplace(std::pair(tensor, round), rank).second;
+  }
   // A rank has taken the result of a round (invariants 1 to 3), or was told of its abortion.
   void OnOutcome(const std::string& who, const Outcome& outcome, const Cells& result);
 
@@ -147,6 +172,8 @@ class Ledger {
 
   static std::vector<Participant> Participants(const view::View& view, const RoundPlan& plan);
   static bool Agree(const std::vector<Participant>& ranks, const Outcome& outcome);
+  const RankOfMember* WriterOf(const Outcome& outcome) const;
+  void CheckSameBits(const std::string& what, const Outcome& outcome, const Cells& result);
   void CheckAgreement(const std::string& what, const Outcome& outcome);
   void CheckNotDead(const std::string& what, const Outcome& outcome) const;
   // Returns whether `member`, which took a result in `epoch`, and the member of `outcome` were in
@@ -170,6 +197,14 @@ class Ledger {
   std::map<std::tuple<TensorKey, Round, view::MemberIdentity, LocalRank>, std::vector<Round>>
       pushed_;
   std::map<std::tuple<TensorKey, Round, view::MemberIdentity>, std::vector<LocalRank>> combined_;
+  std::map<std::pair<TensorKey, Round>, RankOfMember> early_;
+  std::map<std::tuple<TensorKey, Round, Epoch>, Cells> early_sums_;  // By the sum's epoch.
+  struct Found {
+    view::MemberIdentity member;
+    Epoch epoch;
+    std::vector<RankOfMember> ranks;
+  };
+  std::map<std::pair<TensorKey, uint64_t>, std::vector<Found>> gathered_;
   std::map<TensorKey, RoundPlan> plans_;
   std::map<std::pair<TensorKey, std::vector<view::MemberIdentity>>, std::vector<Death>> deaths_;
   bool tensor_failed_ = false;

@@ -30,9 +30,9 @@ constexpr uint64_t kEventsMax = 3'000'000;
 class World {
  public:
   World(Kind kind, uint64_t seed, bool with_trace)
-      : timeline_(seed),
+      : timeline_(SeedOfChance(kind, seed)),
         trace_(with_trace),
-        profile_(DrawProfile(kind, timeline_.random())),
+        profile_(DrawProfile(kind, seed, timeline_.random())),
         network_(&timeline_, profile_.delay_max_ns) {}
 
   // Processes close their connections when they are destroyed.
@@ -79,7 +79,7 @@ class World {
   void NoteZombie(const AgentProcess& process);
   bool Settled() const;
   uint64_t OutcomeCount() const;  // Results that ranks have taken and found right.
-  void CheckMemory() const;
+  void CheckAllDone() const;
   void Gather(LifeResult& result);
 
   template <typename List>
@@ -110,6 +110,7 @@ class World {
 };
 
 void World::Build() {
+  if (profile_.severing) network_.SeverAt(*profile_.severing);
   Host& scheduler = network_.AddHost();
   scheduler_host_ = scheduler.index();
   scheduler_ = std::make_unique<SchedulerProcess>(&timeline_, &trace_, &network_, &scheduler,
@@ -498,18 +499,11 @@ uint64_t World::OutcomeCount() const {
   return count;
 }
 
-void World::CheckMemory() const {
-  for (const AggregatorHost& aggregator : aggregators_) {
-    if (aggregator.process == nullptr) continue;
-    uint64_t reserved = 0;
-    for (const auto& jobs : {aggregator.process->jobs(), aggregator.process->leaving_jobs()}) {
-      for (const aggregation::AggregatorCore* const job : jobs) {
-        reserved += job->Status(timeline_.now_ns(), false).reserved_bytes;
-      }
-    }
-    if (reserved != aggregator.process->budget().used_bytes()) {
-      throw Violation{aggregator.process->name() + ": memory is reserved that belongs to no job"};
-    }
+// All finish where only a connection breaks.
+void World::CheckAllDone() const {
+  for (const AgentHost& agent : agents_) {
+    if (agent.process != nullptr && agent.process->AllRanksDone()) continue;
+    throw Violation{agent.job_name + ": a rank has not finished, though only a connection broke"};
   }
 }
 
@@ -530,7 +524,9 @@ LifeResult World::Live() {
         end_ns = timeline_.now_ns() + kSettleNs;
       }
     }
-    CheckMemory();
+    for (const AggregatorHost& aggregator : aggregators_) {
+      if (aggregator.process != nullptr) aggregator.process->CheckMemory();
+    }
     if (!Settled()) {
       std::string text = "the life does not end:";
       for (const AgentHost& agent : agents_) {
@@ -544,6 +540,7 @@ LifeResult World::Live() {
       }
       throw Violation{text};
     }
+    if (profile_.severing) CheckAllDone();
   } catch (const Violation& violation) {
     result.violation = violation.text;
   } catch (const std::exception& error) {
@@ -555,6 +552,7 @@ LifeResult World::Live() {
 }
 
 void World::Gather(LifeResult& result) {
+  if (network_.has_severed()) trace_.Reached(kSevered);
   result.trace = trace_.lines();
   result.coverage = trace_.reached();
   result.outcomes = OutcomeCount();

@@ -11,6 +11,9 @@
 
 namespace talweg::sim {
 
+// A point that a life has reached: one of its connections was severed where its seed says.
+inline constexpr const char* kSevered = "a connection is severed";
+
 struct LifeResult {
   std::string violation;  // "" when every invariant held.
   std::vector<std::string> trace;

@@ -25,6 +25,9 @@ KINDS = (
     "standbys",
     "late",
     "patience",
+    "hasty",
+    "gathers",
+    "severed",
     "handshake",
     "link",
 )

@@ -71,7 +71,8 @@ TEST_CASE("Lives reach every deliberate bug that the list plants", "[sim]") {
   // Some places are reached in one of hundreds of lives only.
   uint64_t seed = 0;
   while (seed < 300 || (seed < kSeedsMax && MutationsSeen() != listed)) {
-    constexpr Kind kTurns[] = {Kind::kUsual, Kind::kGroups, Kind::kStandbys};
+    constexpr Kind kTurns[] = {Kind::kUsual, Kind::kGroups, Kind::kStandbys, Kind::kHasty,
+                               Kind::kGathers};
     const Kind kind = kTurns[seed % std::size(kTurns)];
     CHECK(Live(kind, seed++, false).violation.empty());
   }

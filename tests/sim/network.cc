@@ -117,12 +117,39 @@ void Network::Connect(HostIndex from, ConnectionId name, HostIndex to,
 
 void Network::Post(const std::shared_ptr<Link>& link, int to, Message message) {
   End& end = link->ends[to];
+  if (end.severed) return;
   end.arriving.push_back(std::move(message));
   end.last_arrival_ns = std::max(end.last_arrival_ns + 1, timeline_->now_ns() + Delay());
   timeline_->At(end.last_arrival_ns, [this, link, to] { Arrive(link, to); });
 }
 
-void Network::Land(Link& link, int to, const Message& message, bool torn) {
+void Network::LandHalf(Link& link, int to) {
+  if (link.ends[to].arriving.empty() || !link.ends[to].arriving.front().source) return;
+  if (severing_ || !timeline_->random().OneIn(2)) return;
+  const Message& next = link.ends[to].arriving.front();
+  Land(link, to, next, (next.posted.size() + 1) / 2);
+}
+
+bool Network::Severs(const std::shared_ptr<Link>& link, int to, const Message& message) {
+  if (!severing_ || has_severed_) return false;
+  const uint64_t before = steps_;
+  steps_ += message.source ? message.posted.size() : 1;
+  if (steps_ <= severing_->step) return false;
+  has_severed_ = true;
+  if (message.source) Land(*link, to, message, severing_->step - before);
+  link->ends[to].severed = true;
+  link->ends[to].arriving.clear();
+  constexpr int64_t kLateNs = 300 * kMillisecond;
+  const int64_t late_ns[] = {severing_->connector_is_late ? kLateNs : 0,
+                             severing_->listener_is_late ? kLateNs : 0};
+  for (int i = 0; i < 2; ++i) {
+    timeline_->After(Delay() + late_ns[i],
+                     [this, link, i] { Lose(link, i, "the connection was severed"); });
+  }
+  return true;
+}
+
+void Network::Land(Link& link, int to, const Message& message, size_t cells_max) {
   End& end = link.ends[to];
   Process* process = hosts_[end.host]->process();
   if (process == nullptr || hosts_[end.host]->life() != end.life) return;
@@ -130,7 +157,7 @@ void Network::Land(Link& link, int to, const Message& message, bool torn) {
   const Cells cells = message.source();
   const CellTarget target = process->Target(end.name, message.target, cells.size());
   if (target.first == nullptr) return;
-  const size_t count = torn ? (cells.size() + 1) / 2 : cells.size();
+  const size_t count = std::min(cells.size(), cells_max);
   for (size_t i = 0; i < count; ++i) target.first[i * target.stride] = cells[i];
 }
 
@@ -166,14 +193,12 @@ void Network::Arrive(const std::shared_ptr<Link>& link, int to) {
   }
   const Message message = std::move(end.arriving.front());
   end.arriving.pop_front();
+  if (Severs(link, to, message)) return;
   if (message.source) {
     // A write lands whether the target's process runs or not.
-    Land(*link, to, message, false);
+    Land(*link, to, message, message.posted.size());
   }
-  // A part of the next write may have landed too.
-  if (!end.arriving.empty() && end.arriving.front().source && timeline_->random().OneIn(2)) {
-    Land(*link, to, end.arriving.front(), true);
-  }
+  LandHalf(*link, to);  // A part of the next write may have landed too.
   if (message.source) {
     if (message.context == 0) return;
     const int from = 1 - to;
@@ -214,13 +239,22 @@ void Network::Write(HostIndex at, ConnectionId name, std::function<Cells()> sour
         .context = context});
 }
 
+void Network::MemoryChanged(HostIndex host) {
+  for (const std::shared_ptr<Link>& link : links_) {
+    for (int i = 0; i < 2; ++i) {
+      const End& writer = link->ends[i];
+      if (writer.host != host || !writer.open) continue;
+      for (Message& message : link->ends[1 - i].arriving) {
+        if (message.source) message.posted = message.source();
+      }
+    }
+  }
+}
+
 void Network::Lose(const std::shared_ptr<Link>& link, int which, const std::string& reason) {
   End& end = link->ends[which];
   if (!end.open) return;
-  // The part of a write that arrived before the connection broke has landed.
-  if (!end.arriving.empty() && end.arriving.front().source && timeline_->random().OneIn(2)) {
-    Land(*link, which, end.arriving.front(), true);
-  }
+  LandHalf(*link, which);  // The part of a write that arrived before the connection broke.
   end.arriving.clear();
   hosts_[end.host]->Deliver(end.life, [this, link, which, reason] {
     End& lost = link->ends[which];

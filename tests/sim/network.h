@@ -39,6 +39,15 @@ struct CellTarget {
   size_t stride = 1;
 };
 
+// Where a connection is severed: in the conversation of all processes, a frame is one step, because
+// a part of it means nothing to its reader, and each cell of a write is one.
+struct Severing {
+  uint64_t step = 0;
+  // Which ends notice a while later. The others notice at once.
+  bool connector_is_late = false;
+  bool listener_is_late = false;
+};
+
 // The network's view of a process.
 class Process {
  public:
@@ -111,12 +120,19 @@ class Network {
   // OnWriteLanded.
   void Write(HostIndex at, ConnectionId name, std::function<Cells()> source, wire::RemoteRef target,
              uint64_t context);
+  // The owner of the memory at `host` has changed it while writes may read it. It knows that they
+  // send what stands there when they read it.
+  void MemoryChanged(HostIndex host);
   // The process at `host` is gone. Its peers' ends of connections end now or a little later.
   void EndHost(HostIndex host);
 
   // The life is over. Drops everything that is under way.
   void Forget() { links_.clear(); }
 
+  // Severs the connection on which this step arrives. The steps before it have arrived, and nothing
+  // follows in that direction.
+  void SeverAt(const Severing& severing) { severing_ = severing; }
+  bool has_severed() const { return has_severed_; }
   // Breaks a connection that is open at both ends. Returns whether there was one. `half`: one end
   // notices soon, the other perhaps much later, and messages in flight to that end still arrive.
   bool BreakSomeLink(bool half);
@@ -150,6 +166,7 @@ class Network {
     uint64_t life = 0;
     ConnectionId name;
     bool open = false;
+    bool severed = false;  // Nothing arrives any more.
     int64_t last_arrival_ns = 0;
     int64_t stalled_until_ns = 0;
     std::deque<Message> arriving;  // Towards this end, in order.
@@ -163,7 +180,12 @@ class Network {
   void Post(const std::shared_ptr<Link>& link, int to, Message message);
   void Arrive(const std::shared_ptr<Link>& link, int to);
   void Accept(const std::shared_ptr<Link>& link, const std::optional<transport::TokenClaim>& claim);
-  void Land(Link& link, int to, const Message& message, bool torn);
+  // Lands the first `cells_max` cells of a write.
+  void Land(Link& link, int to, const Message& message, size_t cells_max);
+  // Lands the first half of what arrives next, if that is a write.
+  void LandHalf(Link& link, int to);
+  // Returns whether the connection is severed in this message.
+  bool Severs(const std::shared_ptr<Link>& link, int to, const Message& message);
   void CheckSource(const Link& link, int from, const Message& message) const;
   void Stall(const std::shared_ptr<Link>& link, int to, int64_t until_ns);
   static void StopReading(Link& link, int from);
@@ -181,6 +203,9 @@ class Network {
   std::vector<std::shared_ptr<Link>> links_;
   std::set<std::pair<HostIndex, HostIndex>> partitions_;
   uint64_t next_name_ = 1'000'000;
+  std::optional<Severing> severing_;
+  uint64_t steps_ = 0;  // Those that have arrived.
+  bool has_severed_ = false;
 };
 
 }  // namespace talweg::sim

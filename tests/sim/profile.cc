@@ -377,7 +377,84 @@ Profile DrawPatience(Random& random) {
   return profile;
 }
 
-Profile DrawKind(Kind kind, Random& random) {
+// Ranks do not wait for long. Most have their results where they contribute, if only connections
+// break.
+Profile DrawHasty(Random& random) {
+  const uint64_t base = random.Below(8);
+  Profile profile = base < 4   ? DrawUsual(random)
+                    : base < 6 ? DrawRecovery(random)
+                    : base < 7 ? DrawGroups(random)
+                               : DrawStandbys(random);
+  profile.time_limit_ns = profile.delay_max_ns * static_cast<int64_t>(Pick(random, 1, 4, 20));
+  profile.straggler_one_in = Pick(random, 0, 8, 30);
+  if (base > 1) return profile;
+  profile.loss_policy = membership::LossPolicy::kFailJob;
+  profile.min_members = static_cast<uint32_t>(profile.rank_counts.size());
+  for (uint32_t& count : profile.rank_counts) count = random.OneIn(4) ? 2 : 1;
+  if (profile.aggregator_count == 0) profile.aggregator_count = 1;
+  for (int fault = 0; fault < kFaultCount; ++fault) {
+    const bool breaks = fault == static_cast<int>(Fault::kBreakLink) ||
+                        fault == static_cast<int>(Fault::kHalfBreakLink) ||
+                        fault == static_cast<int>(Fault::kStallLink);
+    profile.fault_weights[fault] = breaks ? 1 : 0;
+  }
+  return profile;
+}
+
+// Most nodes have several ranks, so that groups lose some of their ranks and not all.
+Profile DrawGathers(Random& random) {
+  Profile profile = random.OneIn(3) ? DrawHosts(random) : DrawGroups(random);
+  profile.loss_policy = membership::LossPolicy::kContinue;
+  profile.min_members = 1;
+  profile.fault_weights[static_cast<int>(Fault::kCrashAgent)] += 6;
+  profile.fault_weights[static_cast<int>(Fault::kKillRank)] += 3;
+  profile.round_count += 10;
+  const size_t count = profile.tensors.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (i > 0 && random.OneIn(2)) continue;
+    TensorProfile gather = profile.tensors[i];
+    gather.op = Op::kCopy;
+    gather.gives = Share::kOwn;
+    gather.gets = Share::kWhole;
+    gather.bytes = 8 * (1 + random.Below(500));
+    if (gather.group.empty()) gather.group = DrawGroup(profile, random);
+    gather.odd_one_in = 0;
+    gather.mismatch = false;
+    gather.patience_ms = 0;
+    gather.goes_on_by = profile.tensors.size();
+    TensorProfile reduction = gather;
+    reduction.op = Op::kSum;
+    reduction.gives = Share::kWhole;
+    reduction.lengths_vary = reduction.is_signed = false;
+    reduction.goes_on_by = 0;
+    reduction.is_of_survivors = true;
+    profile.tensors[i] = gather;
+    profile.tensors.push_back(reduction);
+  }
+  return profile;
+}
+
+// Two nodes, one of which has its results where it contributes if the job has one view. One tensor
+// travels inside frames, and one is written. The shapes differ in the policy and in who notices.
+Profile ProfileOfSevered(uint64_t seed) {
+  const uint64_t shape = seed % kSeveredShapes;
+  Profile profile;
+  profile.rank_counts = {1, 2};
+  profile.min_members = 2;
+  profile.loss_policy =
+      shape % 2 == 0 ? membership::LossPolicy::kFailJob : membership::LossPolicy::kContinue;
+  profile.slice_bytes_max = 16384;
+  profile.tensors.push_back({.bytes = 9600});
+  profile.tensors.push_back({.bytes = 800, .op = Op::kCopy, .gives = Share::kRoot});
+  profile.round_count = 2;
+  profile.in_steps = false;
+  profile.severing = {.step = seed / kSeveredShapes,
+                      .connector_is_late = (shape & 2) != 0,
+                      .listener_is_late = (shape & 4) != 0};
+  return profile;
+}
+
+Profile DrawKind(Kind kind, uint64_t seed, Random& random) {
   switch (kind) {
     case Kind::kUsual: break;
     case Kind::kRecovery: return DrawRecovery(random);
@@ -387,6 +464,9 @@ Profile DrawKind(Kind kind, Random& random) {
     case Kind::kStandbys: return DrawStandbys(random);
     case Kind::kLate: return DrawLate(random);
     case Kind::kPatience: return DrawPatience(random);
+    case Kind::kHasty: return DrawHasty(random);
+    case Kind::kGathers: return DrawGathers(random);
+    case Kind::kSevered: return ProfileOfSevered(seed);
   }
   Profile profile = DrawUsual(random);
   if (random.OneIn(150)) Widen(profile, random);
@@ -415,12 +495,16 @@ const char* KindName(Kind kind) {
     case Kind::kStandbys: return "standbys";
     case Kind::kLate: return "late";
     case Kind::kPatience: return "patience";
+    case Kind::kHasty: return "hasty";
+    case Kind::kGathers: return "gathers";
+    case Kind::kSevered: return "severed";
   }
   return "unknown";
 }
 
-Profile DrawProfile(Kind kind, Random& random) {
-  Profile profile = DrawKind(kind, random);
+Profile DrawProfile(Kind kind, uint64_t seed, Random& random) {
+  Profile profile = DrawKind(kind, seed, random);
+  if (profile.severing) return profile;
   profile.dealing = DrawDealing(random);
   profile.results_window_bytes = DrawResultsWindow(random);
   DrawEncodings(profile, random);

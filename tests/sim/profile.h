@@ -3,6 +3,7 @@
 #define TALWEG_TESTS_SIM_PROFILE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "libs/base/random.h"
 #include "libs/membership/records.h"
 #include "libs/view/participation.h"
+#include "tests/sim/network.h"
 
 namespace talweg::sim {
 
@@ -35,6 +37,10 @@ struct TensorProfile {
 
   Encoding encoding = Encoding::kPlain;
   uint16_t patience_ms = 0;
+  // If the calls of this all_gather go on when a rank is lost: the place of the tensor through
+  // which they do. 0: they do not.
+  size_t goes_on_by = 0;
+  bool is_of_survivors = false;  // It is such a tensor.
 
   Collective collective() const {
     return {DType::kF32, op, gives, gets, bytes / 4, false, encoding, patience_ms};
@@ -70,6 +76,7 @@ struct Profile {
   bool in_steps = true;   // A rank waits for all tensors of a round before the next one.
 
   uint64_t straggler_one_in = 0;  // One step in so many takes a rank seconds; 0: none.
+  int64_t time_limit_ns = 0;      // How long a rank waits before it gets an error; 0: for ever.
 
   int64_t delay_max_ns = 2'000'000;
   int64_t fault_gap_ns = 0;  // Mean time between faults; 0: none.
@@ -88,6 +95,7 @@ struct Profile {
   uint64_t older_store_one_in = 3;
   bool older_stores_revive = false;  // An older store may bring back a job that is over.
   int64_t unreachable_ns = 0;        // How long an agent waits for the dead; 0: for ever.
+  std::optional<Severing> severing;  // The only fault of a life.
   // Each dies when some members may have its results and others not.
   bool aggregators_die_together = false;
 };
@@ -125,13 +133,22 @@ enum class Kind : uint8_t {
   kStandbys,  // As one of those, with joiners that take over state first.
   kLate,      // As one of those, and daemons get their memory late.
   kPatience,  // As one of those, and rounds go on without late ranks.
+  kHasty,     // As one of those, and ranks' waits have time limits.
+  kGathers,   // As kGroups or kHosts, and gathers go on with the ranks that are left.
+  kSevered,   // A small job, one of whose connections is severed. The seed says where.
 };
 
 inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
-                                  Kind::kHosts, Kind::kStandbys, Kind::kLate,   Kind::kPatience};
+                                  Kind::kHosts, Kind::kStandbys, Kind::kLate,   Kind::kPatience,
+                                  Kind::kHasty, Kind::kGathers,  Kind::kSevered};
 const char* KindName(Kind kind);
 
-Profile DrawProfile(Kind kind, Random& random);
+// Returns the seed of the chance in a life. Severed lives are alike until a connection is severed.
+inline constexpr uint64_t kSeveredShapes = 8;
+inline uint64_t SeedOfChance(Kind kind, uint64_t seed) {
+  return kind == Kind::kSevered ? seed % kSeveredShapes : seed;
+}
+Profile DrawProfile(Kind kind, uint64_t seed, Random& random);
 
 }  // namespace talweg::sim
 

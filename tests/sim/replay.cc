@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lives one life again and prints all that happens in it:
 //   bazel run //tests/sim:replay --
-//   [--kind=usual|recovery|silent|groups|hosts|standbys|late|patience]
+//   [--kind=usual|recovery|silent|groups|hosts|standbys|late|patience|hasty|gathers|severed]
 //   --seed=N
 // With --seeds=FIRST-LAST it lives many lives and prints which of them break something.
 #include <cstdio>
@@ -71,7 +71,8 @@ int main(int argc, char** argv) {
   }
   std::fprintf(
       stderr,
-      "usage: replay [--kind=usual|recovery|silent|groups|hosts|standbys|late|patience] --seed=N | "
-      "--seeds=FIRST-LAST\n");
+      "usage: replay "
+      "[--kind=usual|recovery|silent|groups|hosts|standbys|late|patience|hasty|gathers|severed] "
+      "--seed=N | --seeds=FIRST-LAST\n");
   return 2;
 }

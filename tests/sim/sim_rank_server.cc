@@ -73,6 +73,11 @@ void SimRankServer::ReplyMembership(shm::RankConnectionId connection, shm::Reque
   hearing_->OnMembership(RankOf(connection), request.value(), answer);
 }
 
+void SimRankServer::ReplyTold(shm::RankConnectionId connection, shm::RequestId request,
+                              const shm::Told& answer) {
+  hearing_->OnTold(RankOf(connection), request.value(), std::string(answer.text));
+}
+
 void SimRankServer::PublishCompletion(const Completion& completion) {
   hearing_->OnCompletion(completion);
 }

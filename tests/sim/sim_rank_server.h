@@ -32,6 +32,7 @@ class RankHearing {
   virtual uint64_t OnStopPublished(LocalRank rank, uint64_t stop_at) = 0;
   virtual void OnMembership(LocalRank rank, uint32_t request,
                             const shm::RankMembership& answer) = 0;
+  virtual void OnTold(LocalRank rank, uint32_t request, const std::string& text) = 0;
 };
 
 // The agent's side of its simulated ranks.
@@ -99,7 +100,8 @@ class SimRankServer final : public shm::RankServer {
   void PublishEpoch(Epoch /*epoch*/) override {}
   void ReplyMembership(shm::RankConnectionId connection, shm::RequestId request,
                        const shm::RankMembership& answer) override;
-  void ReplyTold(shm::RankConnectionId, shm::RequestId, const shm::Told&) override {}
+  void ReplyTold(shm::RankConnectionId connection, shm::RequestId request,
+                 const shm::Told& answer) override;
   void Renumber(shm::RankConnectionId, Rank, uint32_t, const shm::RankNumbers&) override {}
   void PublishCompletion(const Completion& completion) override;
   void PublishArrival(shm::TensorIndex /*tensor*/, uint64_t /*bytes*/) override {}

@@ -29,7 +29,7 @@ constexpr uint64_t kSanitizedLives = 1'000;
 constexpr uint64_t kLivesForCoverage = 4'000;
 constexpr int kFailuresShown = 5;
 // The kinds take turns. Each kind has its own seeds.
-constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kUsual,    Kind::kUsual,    Kind::kLate,
+constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kGathers,  Kind::kHasty,    Kind::kLate,
                            Kind::kRecovery, Kind::kUsual,    Kind::kUsual,    Kind::kUsual,
                            Kind::kSilent,   Kind::kRecovery, Kind::kGroups,   Kind::kHosts,
                            Kind::kHosts,    Kind::kStandbys, Kind::kStandbys, Kind::kPatience};
@@ -143,6 +143,22 @@ TEST_CASE("Clusters live through every fault without breaking an invariant", "[s
     CAPTURE(point);
     CHECK(lives.CountOf(point) > 0);
   }
+}
+
+TEST_CASE("A job ends well wherever one of its connections is severed", "[sim]") {
+  if (!IsOfThisPart(1)) return;
+  const uint64_t every = std::getenv("TALWEG_SANITIZER") != nullptr ? 10 : 1;
+  Lives lives;
+  for (uint64_t shape = 0; shape < kSeveredShapes; ++shape) {
+    uint64_t severed = 0;
+    for (uint64_t step = 0;; step += every) {
+      if (!lives.Add({Kind::kSevered, step * kSeveredShapes + shape})) return;
+      if (lives.CountOf(kSevered) == severed) break;  // The conversation is over before this step.
+      severed = lives.CountOf(kSevered);
+    }
+  }
+  std::cout << lives.Text() << ", all but " << kSeveredShapes << " of them severed\n";
+  CHECK(lives.CountOf(kSevered) > 1000 / every);
 }
 
 TEST_CASE("Clusters live through lives that nobody has seen before", "[sim]") {

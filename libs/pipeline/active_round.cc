@@ -82,7 +82,7 @@ bool ActiveRound::WantsResult(SliceIndex slice) const {
 
 bool ActiveRound::CopiesOwn(SliceIndex slice) const {
   // A contribution that lies on a GPU, or encoded, is not copied: its result comes from the owner.
-  return !tensor_.finish && !tensor_.staged && !tensor_.spec.collective.encodes() &&
+  return !tensor_.finish && !tensor_.wishes.on_device && !tensor_.spec.collective.encodes() &&
          tensor_.spec.collective.copies() && GivingRanks(slice) > 0 && WillHold(slice);
 }
 

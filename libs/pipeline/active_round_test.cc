@@ -73,7 +73,7 @@ TEST_CASE("ActiveRound: a root copies what it gives, unless that lies on a GPU",
   AgentTensor root = Placed(MakeView(1, {1, 1}, 1), Spec("w", 8, DType::kF32, Op::kCopy, 0));
   CHECK(ActiveRound(root).CopiesOwn(kFirst));
   CHECK_FALSE(ActiveRound(root).WantsResult(kFirst));
-  root.staged = true;
+  root.wishes.on_device = true;
   CHECK_FALSE(ActiveRound(root).CopiesOwn(kFirst));
   CHECK(ActiveRound(root).WantsResult(kFirst));
 

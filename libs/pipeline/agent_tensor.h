@@ -122,7 +122,7 @@ struct AgentTensor {
   TensorKey key;
   TensorSpec spec;
   LocalRank declared_by;
-  bool staged = false;     // See AgentCore::OnTensorAllocated.
+  MemoryWishes wishes;     // The first accepted declaration's.
   bool allocated = false;  // It has been said whether the tensor has memory.
 
   TensorState state = TensorState::kAllocating;
@@ -209,7 +209,8 @@ struct AgentTensor {
   bool agreed() const;
   // Whether contributions are reduced, copied or encoded on this node before they leave.
   bool reduces() const {
-    return pushed.size() > 1 || staged || spec.collective.encodes() || spec.collective.leaves_out();
+    return pushed.size() > 1 || wishes.on_device || spec.collective.encodes() ||
+           spec.collective.leaves_out();
   }
   // Whether the slices of the active round travel encoded. A result that is finished for others
   // travels plain.

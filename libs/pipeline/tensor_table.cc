@@ -9,11 +9,12 @@
 
 namespace talweg::pipeline {
 
-AgentTensor& TensorTable::Add(const TensorSpec& spec, LocalRank declared_by) {
+AgentTensor& TensorTable::Add(const Declaration& declaration, LocalRank declared_by) {
   auto tensor = std::make_unique<AgentTensor>();
   tensor->index = TensorIndex{static_cast<uint32_t>(tensors_.size())};
-  tensor->key = TensorKey{Fingerprint64(spec.name)};
-  tensor->spec = spec;
+  tensor->key = TensorKey{Fingerprint64(declaration.spec.name)};
+  tensor->spec = declaration.spec;
+  tensor->wishes = declaration.wishes;
   tensor->declared_by = declared_by;
   tensor->told.resize(rank_count_);
   tensor->pushed.resize(rank_count_);

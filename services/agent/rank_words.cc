@@ -19,9 +19,10 @@ void RankWords::OnRanksReady(bool all) {
   link_->SetRanksReady(all);
 }
 
-void RankWords::OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) {
-  parts_.runner->Deliver([this, rank, request, spec](pipeline::Effects& out) {
-    parts_.runner->core().OnRankDeclare(rank, request, spec, NowNs(), out);
+void RankWords::OnRankDeclare(LocalRank rank, uint32_t request,
+                              const pipeline::Declaration& declaration) {
+  parts_.runner->Deliver([this, rank, request, declaration](pipeline::Effects& out) {
+    parts_.runner->core().OnRankDeclare(rank, request, declaration, NowNs(), out);
   });
 }
 

@@ -11,49 +11,13 @@
 
 #include "libs/base/ids.h"
 #include "libs/pipeline/effects.h"
+#include "libs/pipeline/slice_states.h"
 #include "libs/view/participation.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 
 // What an agent knows of one tensor. Plain state: the core's parts change it, tests read it.
 namespace talweg::pipeline {
-
-enum class SliceState : uint8_t {
-  kIdle = 0,      // Not queued: the round is not contributed, or an owner is not ready.
-  kQueued = 1,    // Waits for credit.
-  kReducing = 2,  // Credit is charged; the node's ranks are being reduced.
-  kReduced = 3,   // Credit is charged, the slice is reduced: it leaves at the next Flush.
-  kSent = 4,
-  kDecoding = 5,  // Its result is here, encoded.
-  kDone = 6,      // Its result is here, or acknowledged if this is a Finish of the held round.
-  kExempt = 7,    // This node has nothing to do with it.
-};
-
-// The states of a round's slices, with counts of those that are over.
-class SliceStates {
- public:
-  // Sets `count` slices to kIdle.
-  void Reset(size_t count);
-  void Set(size_t slice, SliceState state);
-
-  SliceState operator[](size_t slice) const { return states_[slice]; }
-  size_t size() const { return states_.size(); }
-  auto begin() const { return states_.begin(); }
-  auto end() const { return states_.end(); }
-  // How many slices are kDone.
-  uint32_t done_count() const { return done_count_; }
-  // Whether the slice waits for nothing more from its owner.
-  bool IsAnswered(size_t slice) const;
-  // Whether each slice is kDone or kExempt.
-  bool AreOver() const { return done_count_ + exempt_count_ == states_.size(); }
-  // CHECKs the counts.
-  void CheckInvariants() const;
-
- private:
-  std::vector<SliceState> states_;
-  uint32_t done_count_ = 0;
-  uint32_t exempt_count_ = 0;
-};
 
 // Which slices travel to an owner.
 enum class Travel : uint8_t {

@@ -327,7 +327,7 @@ void AgentCore::CheckInvariants() const {
   if (!views_.is_past_fences()) return;
   // While a decision is awaited, no slice of the tensor is on its way.
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_.all()) {
-    if (!tensor->awaits_decision) continue;
+    if (!tensor->awaits_decision()) continue;
     for (const SliceState state : tensor->slice_states) {
       TALWEG_CHECK(state == SliceState::kIdle || state == SliceState::kExempt);
     }

@@ -94,10 +94,11 @@ void Declarations::Add(LocalRank rank, uint32_t request, const Declaration& decl
 
 void Declarations::OnAllocated(TensorIndex index, const std::string& text, Effects& out) {
   AgentTensor* const tensor = tensors_->Find(index);
-  if (tensor == nullptr || std::exchange(tensor->allocated, true)) return;
+  if (tensor == nullptr) return;
   // The tensor may have failed meanwhile. Owners that have no place of it have not heard of that.
-  if (tensor->state == TensorState::kAllocating) tensor->state = TensorState::kDeclaring;
   const bool has_failed = tensor->state == TensorState::kFailed;
+  if (!has_failed && tensor->state != TensorState::kAllocating) return;
+  if (!has_failed) tensor->state = TensorState::kDeclaring;
   if (!text.empty() && !has_failed) {
     failures_->FailTensor(*tensor, Status::kOverBudget, text, out);
     // Otherwise the other nodes would wait for this node's contribution for ever.

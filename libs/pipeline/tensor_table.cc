@@ -33,14 +33,13 @@ AgentTensor* TensorTable::Find(TensorKey key) const {
 
 bool TensorTable::AnyAwaitsDecision() const {
   return std::any_of(tensors_.begin(), tensors_.end(),
-                     [](const auto& tensor) { return tensor->awaits_decision; });
+                     [](const auto& tensor) { return tensor->awaits_decision(); });
 }
 
 void TensorTable::AddPush(AgentTensor& tensor, LocalRank rank) {
   tensor.pushed[rank.value()] = true;
   ++tensor.pushed_count;
-  tensor.contributed |= tensor.pushed_count == tensor.in_group_count;
-  if (tensor.contributed) {
+  if (tensor.contributed()) {
     half_pushed_.erase(tensor.index);
   } else {
     half_pushed_.insert(tensor.index);
@@ -61,7 +60,7 @@ void TensorTable::CheckInvariants() const {
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     tensor->CheckInvariants();
     TALWEG_CHECK(half_pushed_.contains(tensor->index) ==
-                 (tensor->pushed_count > 0 && !tensor->contributed));
+                 (tensor->pushed_count > 0 && !tensor->contributed()));
   }
 }
 

@@ -34,7 +34,7 @@ void RankWords::OnRankPush(const pipeline::Push& push) {
         push.tensor.value() < parts_.runner->core().tensors().size()) {
       const pipeline::AgentTensor& state = *parts_.runner->core().tensors()[push.tensor.value()];
       parts_.timeline->OnPushed(push.tensor, push.round,
-                                state.contributed && state.open_round() == push.round, now_ns);
+                                state.contributed() && state.open_round() == push.round, now_ns);
     }
   });
 }

@@ -32,14 +32,14 @@ std::vector<LocalRank> ActiveRound::Givers(SliceIndex slice) const {
 
 uint32_t ActiveRound::GivenLength(SliceIndex slice) const {
   const uint32_t part = PartOf(slice);
-  if (!tensor_.finish) return LengthIn(slice, tensor_.given.lengths[part]);
+  if (!tensor_.finish()) return LengthIn(slice, tensor_.given.lengths[part]);
   return LengthIn(slice, (FinishesHeld() ? tensor_.held.lengths : tensor_.partial.lengths)[part]);
 }
 
 wire::Form ActiveRound::FormOf(SliceIndex slice, uint32_t travel_bytes) const {
   bool has_bytes = true;
-  if (tensor_.finish) {
-    has_bytes = tensor_.finish->sources[slice.value()] == tensor_.self.value();
+  if (tensor_.finish()) {
+    has_bytes = tensor_.finish()->sources[slice.value()] == tensor_.self.value();
   } else if (!tensor_.given.disagreement.empty()) {
     return wire::Form::kDisagreement;
   } else {
@@ -60,34 +60,35 @@ uint32_t ActiveRound::CostOf(SliceIndex slice) const {
 }
 
 Memory ActiveRound::Source() const {
-  if (tensor_.finish) return Memory::kResult;
+  if (tensor_.finish()) return Memory::kResult;
   return tensor_.reduces() ? Memory::kSendBuffer : Memory::kContribution;
 }
 
 uint32_t ActiveRound::RanksGiven(SliceIndex slice) const {
-  if (!tensor_.finish) return GivingRanks(slice);
+  if (!tensor_.finish()) return GivingRanks(slice);
   return FinishesHeld() ? tensor_.held.ranks_summed : tensor_.partial.ranks_summed;
 }
 
 bool ActiveRound::WillHold(SliceIndex slice) const {
-  if (tensor_.finish) return WantsResult(slice);
+  if (tensor_.finish()) return WantsResult(slice);
   return tensor_.participation.Gets(tensor_.self, PartOf(slice));
 }
 
 bool ActiveRound::WantsResult(SliceIndex slice) const {
-  if (!tensor_.finish) return WillHold(slice) && !CopiesOwn(slice);
+  if (!tensor_.finish()) return WillHold(slice) && !CopiesOwn(slice);
   if (FinishesHeld()) return false;
   return tensor_.partial.have.empty() || !tensor_.partial.have[slice.value()];
 }
 
 bool ActiveRound::CopiesOwn(SliceIndex slice) const {
   // A contribution that lies on a GPU, or encoded, is not copied: its result comes from the owner.
-  return !tensor_.finish && !tensor_.staged && !tensor_.spec.collective.encodes() &&
+  return !tensor_.finish() && !tensor_.wishes.on_device && !tensor_.spec.collective.encodes() &&
          tensor_.spec.collective.copies() && GivingRanks(slice) > 0 && WillHold(slice);
 }
 
 bool ActiveRound::IsPrivate(SliceIndex slice) const {
-  return !tensor_.finish && StaysHere(tensor_.participation.IsPrivate(tensor_.self, PartOf(slice)));
+  return !tensor_.finish() &&
+         StaysHere(tensor_.participation.IsPrivate(tensor_.self, PartOf(slice)));
 }
 
 bool ActiveRound::StaysHere(bool others_are_out) const {

@@ -61,7 +61,7 @@ class ActiveRound {
   // Whether a slice stays on this node. `others_are_out`: no other member takes part in it.
   bool StaysHere(bool others_are_out) const;
   // Whether this node finishes a round for others whose result it already holds.
-  bool FinishesHeld() const { return tensor_.finish->round == tensor_.held.round; }
+  bool FinishesHeld() const { return tensor_.round_state() == RoundState::kFinishingHeld; }
 
   const AgentTensor& tensor_;
 };

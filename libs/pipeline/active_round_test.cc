@@ -73,7 +73,7 @@ TEST_CASE("ActiveRound: a root copies what it gives, unless that lies on a GPU",
   AgentTensor root = Placed(MakeView(1, {1, 1}, 1), Spec("w", 8, DType::kF32, Op::kCopy, 0));
   CHECK(ActiveRound(root).CopiesOwn(kFirst));
   CHECK_FALSE(ActiveRound(root).WantsResult(kFirst));
-  root.staged = true;
+  root.wishes.on_device = true;
   CHECK_FALSE(ActiveRound(root).CopiesOwn(kFirst));
   CHECK(ActiveRound(root).WantsResult(kFirst));
 
@@ -91,7 +91,8 @@ TEST_CASE("ActiveRound: in a Finish the source gives what it has, and others tak
                  .lengths = {tensor.spec.bytes()}};
   const ActiveRound round(tensor);
   SECTION("The source holds the round") {
-    tensor.finish = wire::Decision{.round = Round{1}, .sources = {0, 1, 0}};
+    tensor.AwaitDecision({});
+    tensor.Finish({.round = Round{1}, .sources = {0, 1, 0}});
     CHECK(FormOf(round, kFirst) == wire::Form::kWritten);
     CHECK(FormOf(round, SliceIndex{1}) == wire::Form::kEmpty);
     CHECK(round.RanksGiven(kFirst) == 2);
@@ -101,7 +102,8 @@ TEST_CASE("ActiveRound: in a Finish the source gives what it has, and others tak
   SECTION("The source has one slice of the open round") {
     tensor.partial = {
         .ranks_summed = 2, .have_count = 1, .have = {true, false, false}, .lengths = {64 * kKiB}};
-    tensor.finish = wire::Decision{.round = Round{2}, .sources = {0, 1, 1}};
+    tensor.AwaitDecision({});
+    tensor.Finish({.round = Round{2}, .sources = {0, 1, 1}});
     CHECK(round.GivenLength(kFirst) == 64 * kKiB);
     CHECK_FALSE(round.WantsResult(kFirst));
     CHECK(FormOf(round, kLast) == wire::Form::kEmpty);

@@ -229,9 +229,9 @@ void AgentCore::OnRankJoined(LocalRank rank, uint32_t pid, int64_t /*now_ns*/, E
                                    "'; a new process needs a new job"});
 }
 
-void AgentCore::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec,
+void AgentCore::OnRankDeclare(LocalRank rank, uint32_t request, const Declaration& declaration,
                               int64_t /*now_ns*/, Effects& out) {
-  if (ranks_.Has(rank)) declarations_.OnRankDeclare(rank, request, spec, out);
+  if (ranks_.Has(rank)) declarations_.OnRankDeclare(rank, request, declaration, out);
 }
 
 void AgentCore::OnPush(const Push& push, int64_t now_ns, Effects& out) {
@@ -271,9 +271,7 @@ void AgentCore::OnRanksStop(const std::vector<uint64_t>& ended, Effects& out) {
   quiesce_.OnRanksStop(ended, out);
 }
 
-void AgentCore::OnTensorAllocated(TensorIndex tensor, bool staged, const std::string& text,
-                                  Effects& out) {
-  if (staged) declarations_.Stage(tensor);
+void AgentCore::OnTensorAllocated(TensorIndex tensor, const std::string& text, Effects& out) {
   declarations_.OnAllocated(tensor, text, out);
 }
 
@@ -329,7 +327,7 @@ void AgentCore::CheckInvariants() const {
   if (!views_.is_past_fences()) return;
   // While a decision is awaited, no slice of the tensor is on its way.
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_.all()) {
-    if (!tensor->awaits_decision) continue;
+    if (!tensor->awaits_decision()) continue;
     for (const SliceState state : tensor->slice_states) {
       TALWEG_CHECK(state == SliceState::kIdle || state == SliceState::kExempt);
     }

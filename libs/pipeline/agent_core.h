@@ -83,8 +83,8 @@ class AgentCore {
 
   void OnRankJoined(LocalRank rank, uint32_t pid, int64_t now_ns, Effects& out);
   // One DeclareReply follows, at once or when the owners have agreed.
-  void OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec, int64_t now_ns,
-                     Effects& out);
+  void OnRankDeclare(LocalRank rank, uint32_t request, const Declaration& declaration,
+                     int64_t now_ns, Effects& out);
   void OnPush(const Push& push, int64_t now_ns, Effects& out);
   // The rank has ended `steps` steps since it joined, and waits until it may begin the next one.
   void OnRankAtBoundary(LocalRank rank, uint64_t steps, int64_t now_ns, Effects& out);
@@ -105,10 +105,8 @@ class AgentCore {
   // This node cannot go on, for the reason `text`. The job fails here, and the scheduler hears of
   // it.
   void OnLocalFailure(const std::string& text, int64_t now_ns, Effects& out);
-  // `text` is "" if the memory was allocated; otherwise it says why not. `staged`: the contribution
-  // of this node's only rank does not lie where it can be sent from, for example on a GPU. It is
-  // reduced to the send buffer as those of several ranks are.
-  void OnTensorAllocated(TensorIndex tensor, bool staged, const std::string& text, Effects& out);
+  // `text` is "" if the memory was allocated; otherwise it says why not.
+  void OnTensorAllocated(TensorIndex tensor, const std::string& text, Effects& out);
   // `travel_bytes`: how many bytes the outcome takes encoded; nullopt if it is not encoded.
   void OnReduced(uint64_t ticket, std::optional<uint32_t> travel_bytes, int64_t now_ns,
                  Effects& out);

@@ -303,7 +303,7 @@ TEST_CASE("AgentCore: a rank outside the group may neither declare nor push", "[
   REQUIRE(failed.size() == 1);
   CHECK(failed[0].text.find("which it takes no part in") != std::string::npos);
   PushOf(f, 0, 1);
-  CHECK(f.member.tensors()[0]->contributed);
+  CHECK(f.member.tensors()[0]->contributed());
 }
 
 TEST_CASE("AgentCore: a tensor that lost a rank stays dead when the rank's place is taken again",

@@ -95,15 +95,15 @@ struct Fixture {
   Effects Leave(uint32_t rank, bool clean, const std::string& text = "killed") {
     return Do([&](Effects& out) { member.OnRankLeft(LocalRank{rank}, clean, text, now_ns, out); });
   }
-  Effects Declare(uint32_t rank, const TensorSpec& spec) {
+  Effects Declare(uint32_t rank, const TensorSpec& spec, const MemoryWishes& wishes = {}) {
     return Do([&](Effects& out) {
-      member.OnRankDeclare(LocalRank{rank}, next_request++, spec, now_ns, out);
+      member.OnRankDeclare(LocalRank{rank}, next_request++, {spec, wishes}, now_ns, out);
     });
   }
   // Includes the flush afterwards, which declares the tensor.
-  Effects Allocated(uint32_t tensor, const std::string& text = "", bool staged = false) {
+  Effects Allocated(uint32_t tensor, const std::string& text = "") {
     return Do([&](Effects& out) {
-      member.OnTensorAllocated(TensorIndex{tensor}, staged, text, out);
+      member.OnTensorAllocated(TensorIndex{tensor}, text, out);
       member.Flush(now_ns, out);
     });
   }

@@ -153,8 +153,8 @@ TEST_CASE("AgentCore: a single rank's contribution is copied first where it cann
           "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
-  const Effects declared = f.Declare(0, Spec("w", 32 * 1024));  // 128 KiB: two slices.
-  f.AgreeTo(f.Allocated(0, "", /*staged=*/true));
+  f.Declare(0, Spec("w", 32 * 1024), {.on_device = true});  // 128 KiB: two slices.
+  f.AgreeTo(f.Allocated(0));
   f.Push(0, 0, 1);
   const Effects flushed = f.Flush();
   CHECK(f.Of<WriteSlice>(flushed).empty());

@@ -97,6 +97,23 @@ TEST_CASE("AgentCore: a declaration is answered when all owners have agreed", "[
   CHECK(OnlyReply(f.Declare(0, Spec("w", 256 * 1024))).status == Status::kOk);
 }
 
+TEST_CASE("AgentCore: a tensor's memory is as the first accepted declaration wishes",
+          "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  const MemoryWishes refused = {.in_place = true};
+  const MemoryWishes first = {.on_device = true};
+  const MemoryWishes second = {.in_place = true, .one_place = true};
+  CHECK(f.Of<AllocateTensor>(f.Declare(0, Spec("w", ~uint64_t{0}), refused)).empty());
+  const auto allocates = f.Of<AllocateTensor>(f.Declare(0, Spec("w", 10), first));
+  REQUIRE(allocates.size() == 1);
+  CHECK(allocates[0].wishes == first);
+  // The second rank shares the memory, whatever it wishes, and agrees on the tensor.
+  CHECK(f.Of<AllocateTensor>(f.Declare(1, Spec("w", 10), second)).empty());
+  CHECK(f.member.FindTensor(Key("w"))->wishes == first);
+  CHECK(f.member.FindTensor(Key("w"))->failed_status == Status::kOk);
+}
+
 TEST_CASE("AgentCore: a declaration that makes no sense is refused with the reason", "[pipeline]") {
   Fixture f;
   f.Start(MakeView(1, {1, 1}, 1));
@@ -119,9 +136,9 @@ TEST_CASE("AgentCore: a job may have only so many tensors", "[pipeline]") {
   AgentCore member({.self = {NodeRank{0}, Incarnation{1}}, .job_name = "j", .tensors_max = 1});
   Effects out;
   member.OnRankJoined(LocalRank{0}, 1, 0, out);
-  member.OnRankDeclare(LocalRank{0}, 1, Spec("a", 1), 0, out);
+  member.OnRankDeclare(LocalRank{0}, 1, {Spec("a", 1)}, 0, out);
   out.clear();
-  member.OnRankDeclare(LocalRank{0}, 2, Spec("b", 1), 0, out);
+  member.OnRankDeclare(LocalRank{0}, 2, {Spec("b", 1)}, 0, out);
   CHECK(OnlyReply(out).status == Status::kOverBudget);
 }
 
@@ -130,8 +147,9 @@ TEST_CASE("AgentCore: tensors of one batch are declared in one frame to each own
   f.Start(MakeView(1, {1, 1}, 2));
   Effects out = f.Do([&](Effects& effects) {
     for (uint32_t i = 0; i < 100; ++i) {
-      f.member.OnRankDeclare(LocalRank{0}, i, Spec("w" + std::to_string(i), 10), f.now_ns, effects);
-      f.member.OnTensorAllocated(TensorIndex{i}, false, "", effects);
+      f.member.OnRankDeclare(LocalRank{0}, i, {Spec("w" + std::to_string(i), 10)}, f.now_ns,
+                             effects);
+      f.member.OnTensorAllocated(TensorIndex{i}, "", effects);
     }
   });
   CHECK(f.Of<Send>(out).empty());
@@ -147,8 +165,8 @@ TEST_CASE("AgentCore: an owner that comes back is told of every tensor once", "[
   f.Start(MakeView(1, {1, 1}, 1));
   f.Open(Spec("old", 10));
   f.Do([&](Effects& effects) {
-    f.member.OnRankDeclare(LocalRank{0}, 7, Spec("new", 10), f.now_ns, effects);
-    f.member.OnTensorAllocated(TensorIndex{1}, false, "", effects);
+    f.member.OnRankDeclare(LocalRank{0}, 7, {Spec("new", 10)}, f.now_ns, effects);
+    f.member.OnTensorAllocated(TensorIndex{1}, "", effects);
   });
   f.Broken(0);  // The connection breaks before the flush.
   CHECK(f.Entries<wire::Declare>(f.Flush()).empty());

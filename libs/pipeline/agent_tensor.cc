@@ -7,43 +7,6 @@
 
 namespace talweg::pipeline {
 
-void SliceStates::Reset(size_t count) {
-  states_.assign(count, SliceState::kIdle);
-  done_count_ = 0;
-  exempt_count_ = 0;
-}
-
-void SliceStates::Set(size_t slice, SliceState state) {
-  SliceState& present = states_[slice];
-  if (present == SliceState::kDone) --done_count_;
-  if (present == SliceState::kExempt) --exempt_count_;
-  present = state;
-  if (present == SliceState::kDone) ++done_count_;
-  if (present == SliceState::kExempt) ++exempt_count_;
-}
-
-bool SliceStates::IsAnswered(size_t slice) const {
-  switch (states_[slice]) {
-    case SliceState::kDecoding:
-    case SliceState::kDone:
-    case SliceState::kExempt: return true;
-    case SliceState::kIdle:
-    case SliceState::kQueued:
-    case SliceState::kReducing:
-    case SliceState::kReduced:
-    case SliceState::kSent: break;
-  }
-  return false;
-}
-
-void SliceStates::CheckInvariants() const {
-  const auto done = std::count(begin(), end(), SliceState::kDone);
-  TALWEG_CHECK(done_count_ == static_cast<uint32_t>(done));
-  const auto exempt = std::count(begin(), end(), SliceState::kExempt);
-  TALWEG_CHECK(exempt_count_ == static_cast<uint32_t>(exempt));
-  TALWEG_CHECK(done_count_ == 0 || done_count_ + exempt_count_ < states_.size());
-}
-
 bool AgentTensor::agreed() const {
   return std::all_of(owners.begin(), owners.end(),
                      [](const auto& owner) { return owner.second.agreed; });
@@ -52,9 +15,9 @@ bool AgentTensor::agreed() const {
 bool AgentTensor::WaitsFor(AggregatorIndex owner) const {
   const auto agreement = owners.find(owner);
   if (agreement == owners.end() || state == TensorState::kFailed) return false;
-  if (awaits_decision && primary == owner) return true;
+  if (awaits_decision() && primary == owner) return true;
   if (!agreement->second.agreed && !pending.empty()) return true;
-  if (!contributed && !finish) return false;
+  if (WaitsForPushes()) return false;
   for (size_t i = 0; i < slices.size(); ++i) {
     if (slices[i].owner == owner && !slice_states.IsAnswered(i)) return true;
   }
@@ -83,6 +46,14 @@ void AgentTensor::ResetSlices() {
   }
 }
 
+RoundState AgentTensor::round_state() const {
+  if (awaits_decision()) return RoundState::kReported;
+  if (const wire::Decision* const decision = finish(); decision != nullptr) {
+    return decision->round == held.round ? RoundState::kFinishingHeld : RoundState::kFinishingOpen;
+  }
+  return contributed() ? RoundState::kTravelling : RoundState::kFilling;
+}
+
 bool AgentTensor::announced() const {
   return std::find(told.begin(), told.end(), true) != told.end();
 }
@@ -101,7 +72,6 @@ bool AgentTensor::MayLeaveOutMissing() const {
 void AgentTensor::LeaveOutMissing() {
   left_out.assign(pushed.size(), false);
   for (const LocalRank rank : MissingRanks()) left_out[rank.value()] = true;
-  contributed = true;
   hurry_ns = 0;
 }
 
@@ -122,12 +92,16 @@ void AgentTensor::OpenNextRound() {
   hurry_ns = 0;
   pushed.assign(pushed.size(), false);
   pushed_count = 0;
-  contributed = false;
   given = {};
   disagreement.reset();
-  finish.reset();
+  ResumeOpenRound();
   partial = {};
   ResetSlices();
+}
+
+void AgentTensor::Finish(const wire::Decision& decision) {
+  TALWEG_CHECK(round_state() == RoundState::kReported);
+  recovery_ = decision;
 }
 
 void AgentTensor::LoseOwner(AggregatorIndex owner) {
@@ -145,8 +119,7 @@ void AgentTensor::LoseOwner(AggregatorIndex owner) {
 void AgentTensor::CheckInvariants() const {
   const auto ranks = std::count(pushed.begin(), pushed.end(), true);
   TALWEG_CHECK(pushed_count == static_cast<uint32_t>(ranks));
-  const bool all_pushed = resolved && in_group_count > 0 && pushed_count == in_group_count;
-  TALWEG_CHECK(contributed == (all_pushed || !left_out.empty()));
+  TALWEG_CHECK(pushed_count == 0 || (resolved && pushed_count <= in_group_count));
   TALWEG_CHECK(left_out.empty() || spec.collective.leaves_out());
   for (size_t i = 0; i < left_out.size(); ++i) TALWEG_CHECK(!left_out[i] || told[i]);
   TALWEG_CHECK(slice_states.size() == slices.size());
@@ -154,9 +127,21 @@ void AgentTensor::CheckInvariants() const {
   const auto have = std::count(partial.have.begin(), partial.have.end(), true);
   TALWEG_CHECK(partial.have_count == static_cast<uint32_t>(have));
   // The owner sends a result only after this node's contribution has filled its slot.
-  TALWEG_CHECK(slice_states.done_count() == 0 || contributed || finish);
-  TALWEG_CHECK(awaits_decision == report.has_value());
-  TALWEG_CHECK(!(awaits_decision && finish));
+  TALWEG_CHECK(slice_states.done_count() == 0 || !WaitsForPushes());
+  TALWEG_CHECK(state != TensorState::kAllocating || !announced());
+  TALWEG_CHECK(state != TensorState::kOpen || agreed());
+  TALWEG_CHECK(state != TensorState::kFailed || failed_status != Status::kOk);
+  switch (round_state()) {
+    case RoundState::kFilling:
+    case RoundState::kTravelling:
+    case RoundState::kFinishingHeld: break;
+    case RoundState::kReported:
+      TALWEG_CHECK(state == TensorState::kDeclaring || state == TensorState::kOpen);
+      break;
+    case RoundState::kFinishingOpen:
+      TALWEG_CHECK(active_round() == open_round() && contributed());
+      break;
+  }
 }
 
 }  // namespace talweg::pipeline

@@ -7,53 +7,19 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "libs/base/ids.h"
 #include "libs/pipeline/effects.h"
+#include "libs/pipeline/slice_states.h"
 #include "libs/view/participation.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
 
 // What an agent knows of one tensor. Plain state: the core's parts change it, tests read it.
 namespace talweg::pipeline {
-
-enum class SliceState : uint8_t {
-  kIdle = 0,      // Not queued: the round is not contributed, or an owner is not ready.
-  kQueued = 1,    // Waits for credit.
-  kReducing = 2,  // Credit is charged; the node's ranks are being reduced.
-  kReduced = 3,   // Credit is charged, the slice is reduced: it leaves at the next Flush.
-  kSent = 4,
-  kDecoding = 5,  // Its result is here, encoded.
-  kDone = 6,      // Its result is here, or acknowledged if this is a Finish of the held round.
-  kExempt = 7,    // This node has nothing to do with it.
-};
-
-// The states of a round's slices, with counts of those that are over.
-class SliceStates {
- public:
-  // Sets `count` slices to kIdle.
-  void Reset(size_t count);
-  void Set(size_t slice, SliceState state);
-
-  SliceState operator[](size_t slice) const { return states_[slice]; }
-  size_t size() const { return states_.size(); }
-  auto begin() const { return states_.begin(); }
-  auto end() const { return states_.end(); }
-  // How many slices are kDone.
-  uint32_t done_count() const { return done_count_; }
-  // Whether the slice waits for nothing more from its owner.
-  bool IsAnswered(size_t slice) const;
-  // Whether each slice is kDone or kExempt.
-  bool AreOver() const { return done_count_ + exempt_count_ == states_.size(); }
-  // CHECKs the counts.
-  void CheckInvariants() const;
-
- private:
-  std::vector<SliceState> states_;
-  uint32_t done_count_ = 0;
-  uint32_t exempt_count_ = 0;
-};
 
 // Which slices travel to an owner.
 enum class Travel : uint8_t {
@@ -62,11 +28,49 @@ enum class Travel : uint8_t {
   kAll = 3,     // All: the job has one node, and has aggregators so that they are used.
 };
 
+// A tensor at this member.
+//
+//   state       | what happens                                               | next state
+//   ------------+------------------------------------------------------------+-----------
+//   kAllocating | its memory is there                                        | kDeclaring
+//   kDeclaring  | all owners of the present view have agreed                 | kOpen
+//   kOpen       | a new view is frozen, or the connection to an owner broke  | kDeclaring
+//   any         | it cannot go on: no memory, no room, ranks that disagree   | kFailed
+//
+// Ranks may have been told that a tensor in kOpen or kDeclaring has failed (`failed_status`),
+// because a rank is gone that it cannot do without. Other nodes may still need the held round.
 enum class TensorState : uint8_t {
   kAllocating = 1,
   kDeclaring = 2,  // Memory is allocated; not all owners of the present view have agreed.
   kOpen = 3,
   kFailed = 4,
+};
+
+// A tensor's active round at this member: the round whose slices travel.
+//
+//   state          | what happens                                   | next state
+//   ---------------+------------------------------------------------+-----------------------------
+//   kFilling       | the node's contribution is made                | kTravelling
+//   kTravelling    | all slices are over, or the round is aborted   | kFilling, of the next round
+//   kReported      | the decision: redo; or abort the held round    | kFilling or kTravelling
+//   kReported      | the decision: abort the open round             | kFilling, of the next round
+//   kReported      | the decision: finish the held round            | kFinishingHeld
+//   kReported      | the decision: finish the open round            | kFinishingOpen
+//   kFinishingHeld | all slices are over                            | kFilling or kTravelling
+//   kFinishingOpen | all slices are over                            | kFilling, of the next round
+//   any            | a new view is frozen; no rank is told of the   | kFilling or kTravelling
+//                  | tensor, or the node is the whole job           |
+//   any            | a new view is frozen                           | kReported
+//   any            | the tensor fails                               | kFilling
+//
+// "kFilling or kTravelling": kTravelling if the node's contribution to the open round is made. It
+// may be made in kReported and in kFinishingHeld, too.
+enum class RoundState : uint8_t {
+  kFilling = 1,        // Ranks push the open round.
+  kTravelling = 2,     // The open round's slices leave, and results come.
+  kReported = 3,       // Nothing travels: the primary owner decides what becomes of the round.
+  kFinishingHeld = 4,  // Other nodes get the held round's result from nodes that have it.
+  kFinishingOpen = 5,  // The open round's result is put together from slices that nodes have.
 };
 
 // A rank's declaration that has not been answered.
@@ -122,8 +126,7 @@ struct AgentTensor {
   TensorKey key;
   TensorSpec spec;
   LocalRank declared_by;
-  bool staged = false;     // See AgentCore::OnTensorAllocated.
-  bool allocated = false;  // It has been said whether the tensor has memory.
+  MemoryWishes wishes;  // The first accepted declaration's.
 
   TensorState state = TensorState::kAllocating;
   // If not kOk, the ranks have been told that the tensor has failed. While `state` is not kFailed,
@@ -170,9 +173,6 @@ struct AgentTensor {
   // The state of round held + 1.
   std::vector<bool> pushed;  // By local rank.
   uint32_t pushed_count = 0;
-  // Whether the node's contribution is made: all local ranks of the group have pushed the round, or
-  // it goes on without the rest.
-  bool contributed = false;
   std::vector<bool> left_out;  // By local rank: the round goes on without it, also if it pushes.
   // The round waits for all, because the one before has no result: each rank has to hear of that
   // before it can be told of this one.
@@ -197,23 +197,33 @@ struct AgentTensor {
   };
   std::optional<Disagreement> disagreement;
 
-  bool awaits_decision = false;
-  std::optional<wire::Report> report;    // As frozen, while awaits_decision.
-  std::optional<wire::Decision> finish;  // The copy round that is under way.
-
   // Whether any rank has been told that it may push.
   bool announced() const;
   Round open_round() const { return held.round.Next(); }
-  Round active_round() const { return finish ? finish->round : open_round(); }
+  Round active_round() const { return finish() ? finish()->round : open_round(); }
+  RoundState round_state() const;
+  // Whether the node's contribution to the open round is made: all local ranks of the group have
+  // pushed the round, or it goes on without the rest.
+  bool contributed() const {
+    return !left_out.empty() || (pushed_count > 0 && pushed_count == in_group_count);
+  }
+  // In kReported, what this member has reported; otherwise null.
+  const wire::Report* report() const { return std::get_if<wire::Report>(&recovery_); }
+  // In kFinishingHeld and kFinishingOpen, the decision; otherwise null.
+  const wire::Decision* finish() const { return std::get_if<wire::Decision>(&recovery_); }
+  bool awaits_decision() const { return report() != nullptr; }
+  // Whether the active round has nothing that could travel before local ranks have pushed it.
+  bool WaitsForPushes() const { return !contributed() && finish() == nullptr; }
   // Whether all owners of the present view have agreed to the tensor.
   bool agreed() const;
   // Whether contributions are reduced, copied or encoded on this node before they leave.
   bool reduces() const {
-    return pushed.size() > 1 || staged || spec.collective.encodes() || spec.collective.leaves_out();
+    return pushed.size() > 1 || wishes.on_device || spec.collective.encodes() ||
+           spec.collective.leaves_out();
   }
   // Whether the slices of the active round travel encoded. A result that is finished for others
   // travels plain.
-  bool travels_encoded() const { return spec.collective.encodes() && !finish; }
+  bool travels_encoded() const { return spec.collective.encodes() && !finish(); }
   // Whether something of the tensor cannot end without an answer of `owner`.
   bool WaitsFor(AggregatorIndex owner) const;
   // The tensor's local ranks that have not pushed round held + 1.
@@ -242,12 +252,21 @@ struct AgentTensor {
   void LeaveOutMissing();
   // Forgets what the ranks have pushed and which results have come.
   void OpenNextRound();
+  // To kReported.
+  void AwaitDecision(wire::Report report) { recovery_ = std::move(report); }
+  // From kReported to kFinishingHeld or kFinishingOpen.
+  void Finish(const wire::Decision& decision);
+  // To kFilling or kTravelling, of the open round.
+  void ResumeOpenRound() { recovery_ = std::monostate(); }
   // The connection to `owner` broke. It has to agree again, and each of its slices whose result has
   // not come is contributed again.
   void LoseOwner(AggregatorIndex owner);
 
   // CHECKs the invariants that hold between events.
   void CheckInvariants() const;
+
+ private:
+  std::variant<std::monostate, wire::Report, wire::Decision> recovery_;
 };
 
 }  // namespace talweg::pipeline

@@ -48,19 +48,19 @@ Status StatusOf(wire::FailedCode code) {
 
 }  // namespace
 
-void Declarations::OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& given,
+void Declarations::OnRankDeclare(LocalRank rank, uint32_t request, const Declaration& declaration,
                                  Effects& out) {
   const auto refuse = [&](Status status, const std::string& text) {
     out.push_back(
         DeclareReply{.local_rank = rank, .request = request, .status = status, .text = text});
   };
   if (views_->has_failed()) return refuse(Status::kJobFailed, views_->failed_text());
-  const TensorSpec spec = Normalized(given, *views_);
+  const TensorSpec spec = Normalized(declaration.spec, *views_);
   if (const std::string problem = Problem(spec, rank, *views_, *config_); !problem.empty()) {
     return refuse(Status::kInvalid, problem);
   }
   AgentTensor* const tensor = tensors_->Find(TensorKey{Fingerprint64(spec.name)});
-  if (tensor == nullptr) return Add(rank, request, spec, out);
+  if (tensor == nullptr) return Add(rank, request, {spec, declaration.wishes}, out);
   if (tensor->spec.name != spec.name) {
     return refuse(Status::kInvalid, "tensors '" + tensor->spec.name + "' and '" + spec.name +
                                         "' have the same fingerprint; rename one of them");
@@ -75,7 +75,9 @@ void Declarations::OnRankDeclare(LocalRank rank, uint32_t request, const TensorS
   if (tensor->state == TensorState::kOpen) OpenIfAgreed(*tensor, out);
 }
 
-void Declarations::Add(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out) {
+void Declarations::Add(LocalRank rank, uint32_t request, const Declaration& declaration,
+                       Effects& out) {
+  const TensorSpec& spec = declaration.spec;
   if (tensors_->all().size() >= config_->tensors_max) {
     out.push_back(DeclareReply{.local_rank = rank,
                                .request = request,
@@ -85,22 +87,18 @@ void Declarations::Add(LocalRank rank, uint32_t request, const TensorSpec& spec,
                                        " that this agent allows"});
     return;
   }
-  AgentTensor& tensor = tensors_->Add(spec, rank);
+  AgentTensor& tensor = tensors_->Add(declaration, rank);
   tensor.pending.push_back({rank, request});
-  out.push_back(AllocateTensor{tensor.index, spec});
-}
-
-void Declarations::Stage(TensorIndex index) {
-  AgentTensor* const tensor = tensors_->Find(index);
-  if (tensor != nullptr && tensor->state == TensorState::kAllocating) tensor->staged = true;
+  out.push_back(AllocateTensor{tensor.index, spec, declaration.wishes});
 }
 
 void Declarations::OnAllocated(TensorIndex index, const std::string& text, Effects& out) {
   AgentTensor* const tensor = tensors_->Find(index);
-  if (tensor == nullptr || std::exchange(tensor->allocated, true)) return;
+  if (tensor == nullptr) return;
   // The tensor may have failed meanwhile. Owners that have no place of it have not heard of that.
-  if (tensor->state == TensorState::kAllocating) tensor->state = TensorState::kDeclaring;
   const bool has_failed = tensor->state == TensorState::kFailed;
+  if (!has_failed && tensor->state != TensorState::kAllocating) return;
+  if (!has_failed) tensor->state = TensorState::kDeclaring;
   if (!text.empty() && !has_failed) {
     failures_->FailTensor(*tensor, Status::kOverBudget, text, out);
     // Otherwise the other nodes would wait for this node's contribution for ever.

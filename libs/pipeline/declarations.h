@@ -42,9 +42,9 @@ class Declarations {
 
   // --- From ranks and the caller.
 
-  void OnRankDeclare(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out);
+  void OnRankDeclare(LocalRank rank, uint32_t request, const Declaration& declaration,
+                     Effects& out);
   void OnAllocated(TensorIndex index, const std::string& text, Effects& out);
-  void Stage(TensorIndex index);
   // From now on the ranks here use the numbers of `view`.
   void Follow(const view::View& view, Effects& out);
 
@@ -60,7 +60,7 @@ class Declarations {
   void OpenIfAgreed(AgentTensor& tensor, Effects& out);
 
  private:
-  void Add(LocalRank rank, uint32_t request, const TensorSpec& spec, Effects& out);
+  void Add(LocalRank rank, uint32_t request, const Declaration& declaration, Effects& out);
   // Two ranks of this node declare the tensor differently.
   void Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
   // Declares it with the next Flush.

@@ -47,6 +47,24 @@ struct TensorSpec {
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
+// Where the memory of a tensor may lie, as a rank wishes. The first declaration of a tensor that
+// this node accepts decides for all of its ranks.
+struct MemoryWishes {
+  // Ranks push the tensor from GPUs. The contribution of a node's only rank then does not lie where
+  // it can be sent from: it is reduced to the send buffer, as those of several ranks are.
+  bool on_device = false;
+  bool in_place = false;   // If the ranks sum, each may write into the others' contributions.
+  bool one_place = false;  // The result may come to where a node's only rank contributes.
+
+  friend bool operator==(const MemoryWishes&, const MemoryWishes&) = default;
+};
+
+// What a rank declares.
+struct Declaration {
+  TensorSpec spec;  // The same at all ranks.
+  MemoryWishes wishes;
+};
+
 // A rank has contributed to a round.
 struct Push {
   LocalRank rank;
@@ -166,6 +184,7 @@ struct SliceArrived {
 struct AllocateTensor {
   TensorIndex tensor;
   TensorSpec spec;
+  MemoryWishes wishes;
 };
 
 // The answer to OnRankDeclare.

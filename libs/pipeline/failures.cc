@@ -9,8 +9,6 @@ void Failures::FailTensor(AgentTensor& tensor, Status status, const std::string&
                           Effects& out) {
   if (tensor.state == TensorState::kFailed) return;
   tensor.state = TensorState::kFailed;
-  tensor.awaits_decision = false;
-  tensor.report.reset();
   GiveUp(tensor, status, text, out);
 }
 

@@ -130,7 +130,7 @@ void Pushes::OnPush(const Push& push, int64_t now_ns, Effects& out) {
   tensor.priority =
       tensor.pushed_count == 0 ? push.priority : std::max(tensor.priority, push.priority);
   AddPush(tensor, push.rank, now_ns);
-  if (tensor.contributed) return Contribute(tensor, out);
+  if (tensor.contributed()) return Contribute(tensor, out);
   timer_->Ask(tensor.next_notice_ns);
   HurryIfAlone(tensor, now_ns);
   CheckLeftRanks(tensor, out);
@@ -176,7 +176,7 @@ void Pushes::OnHurry(AgentTensor& tensor, Round round, int64_t since_ns) {
     if (early.round < round) early = {round, since_ns};
     return;
   }
-  if (tensor.contributed || tensor.hurry_ns != 0) return;
+  if (tensor.contributed() || tensor.hurry_ns != 0) return;
   tensor.hurry_ns = since_ns + int64_t{tensor.spec.collective.patience_ms} * 1'000'000;
   hurried_.insert(tensor.index);
   timer_->Ask(tensor.hurry_ns);

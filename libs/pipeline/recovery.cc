@@ -58,7 +58,7 @@ wire::Report ReportOf(const AgentTensor& tensor) {
   report.key = tensor.key;
   report.held = tensor.held.round;
   report.held_epoch = tensor.held.sum_epoch;
-  report.contributed = tensor.contributed ? tensor.open_round() : tensor.held.round;
+  report.contributed = tensor.contributed() ? tensor.open_round() : tensor.held.round;
   // In other collectives no member has the results that another member gets.
   const bool has_for_all = tensor.spec.collective.all_get_all();
   if (has_for_all && tensor.partial.have_count > 0) {
@@ -81,13 +81,11 @@ void Recovery::Freeze(AgentTensor& tensor, Effects& out) {
   if (tensor.state == TensorState::kAllocating) return;
   // A Finish ends with its epoch. If it was of the held round, its acknowledgements mean nothing in
   // another epoch. If it was of the open round, `partial` has the slices that came.
-  tensor.finish.reset();
+  tensor.ResumeOpenRound();
   tensor.named = NodesNamed{};  // An owner named them in another epoch. They may be gone.
   const std::vector<view::Slice> old_slices = std::move(tensor.slices);
   const Partial old_partial = std::exchange(tensor.partial, Partial{});
   tensor.disagreement.reset();
-  tensor.awaits_decision = false;
-  tensor.report.reset();
   if (const std::string problem = PlaceTensor(*views_, tensor); !problem.empty()) {
     failures_->FailTensor(tensor, Status::kInvalid, problem, out);
   }
@@ -98,15 +96,14 @@ void Recovery::Freeze(AgentTensor& tensor, Effects& out) {
   // No rank here has been told which round comes first, so this member holds nothing of the tensor.
   // It goes on from the others' round, which `Declared` names.
   if (!tensor.announced()) return;
-  tensor.awaits_decision = true;
-  tensor.report = ReportOf(tensor);
+  tensor.AwaitDecision(ReportOf(tensor));
 }
 
 void Recovery::SendReport(const Owner& owner, Effects& out) const {
   std::vector<wire::Report> entries;
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
-    if (tensor->awaits_decision && tensor->primary == owner.index) {
-      entries.push_back(*tensor->report);
+    if (tensor->awaits_decision() && tensor->primary == owner.index) {
+      entries.push_back(*tensor->report());
     }
   }
   Send send{.connection = owner.connection,
@@ -144,7 +141,7 @@ std::string Recovery::FinishProblem(const AgentTensor& tensor,
                ? ""
                : "to finish a held round from sums of another epoch";
   }
-  if (decision.round != tensor.open_round() || !tensor.contributed) {
+  if (decision.round != tensor.open_round() || !tensor.contributed()) {
     return "to finish a round that this node has not contributed to";
   }
   for (size_t i = 0; i < decision.sources.size(); ++i) {
@@ -162,7 +159,7 @@ std::string Recovery::FinishProblem(const AgentTensor& tensor,
 
 void Recovery::OnDecision(AggregatorIndex from, const wire::Decision& decision, Effects& out) {
   AgentTensor* const found = tensors_->Find(decision.key);
-  if (found == nullptr || !found->awaits_decision || found->primary != from) {
+  if (found == nullptr || !found->awaits_decision() || found->primary != from) {
     ++counters_->frames_ignored;
     return;
   }
@@ -185,8 +182,6 @@ void Recovery::OnDecision(AggregatorIndex from, const wire::Decision& decision, 
         out);
     return;
   }
-  tensor.awaits_decision = false;
-  tensor.report.reset();
   CarryOut(tensor, decision, out);
   rounds_->Queue(tensor, out);
   Settle(out);
@@ -195,7 +190,7 @@ void Recovery::OnDecision(AggregatorIndex from, const wire::Decision& decision, 
 bool Recovery::AsksForGivenUp(const AgentTensor& tensor, const wire::Decision& decision) const {
   if (!config_->one_view) return false;
   switch (decision.verdict) {
-    case wire::Verdict::kRedo: return tensor.contributed;
+    case wire::Verdict::kRedo: return tensor.contributed();
     case wire::Verdict::kFinish: return true;
     case wire::Verdict::kAbort: return false;
   }
@@ -206,15 +201,17 @@ void Recovery::CarryOut(AgentTensor& tensor, const wire::Decision& decision, Eff
   switch (decision.verdict) {
     case wire::Verdict::kRedo:
       ++counters_->redos;
+      tensor.ResumeOpenRound();
       tensor.ResetSlices();
       tensor.disagreement.reset();
       tensor.partial = Partial{};
       break;
     case wire::Verdict::kFinish:
       ++counters_->finishes;
-      tensor.finish = decision;
+      tensor.Finish(decision);
       tensor.ResetSlices();
-      if (decision.round == tensor.held.round || tensor.partial.sum_epoch != decision.sum_epoch) {
+      if (tensor.round_state() == RoundState::kFinishingHeld ||
+          tensor.partial.sum_epoch != decision.sum_epoch) {
         tensor.partial = {};
       }
       break;
@@ -224,6 +221,7 @@ void Recovery::CarryOut(AgentTensor& tensor, const wire::Decision& decision, Eff
       } else {
         // The round is over here already. Slices of the next round that concern only this node may
         // be done: they are done again.
+        tensor.ResumeOpenRound();
         tensor.partial = {};
       }
       break;

@@ -13,12 +13,12 @@ namespace talweg::pipeline {
 
 bool Rounds::MaySend(const AgentTensor& tensor) const {
   return views_->is_past_fences() && tensor.state == TensorState::kOpen &&
-         !tensor.awaits_decision && (tensor.finish || tensor.contributed);
+         !tensor.awaits_decision() && !tensor.WaitsForPushes();
 }
 
 void Rounds::Queue(AgentTensor& tensor, Effects& out) {
   if (!MaySend(tensor)) return;
-  if (!tensor.finish && tensor.is_dead) {
+  if (!tensor.finish() && tensor.is_dead) {
     const bool lost_root =
         tensor.spec.collective.has_root() && !views_->present()->IndexOf(tensor.root_member);
     failures_->GiveUp(
@@ -34,7 +34,7 @@ void Rounds::Queue(AgentTensor& tensor, Effects& out) {
   }
   const ActiveRound round(tensor);
   // No other node takes part, so no owner would end the round.
-  if (!tensor.finish && !tensor.given.disagreement.empty() && round.IsPrivate()) {
+  if (!tensor.finish() && !tensor.given.disagreement.empty() && round.IsPrivate()) {
     return Abort(tensor, Status::kMismatch,
                  "round " + std::to_string(tensor.open_round().value()) + " of tensor '" +
                      tensor.spec.name + "': " + tensor.given.disagreement,
@@ -62,13 +62,13 @@ void Rounds::Queue(AgentTensor& tensor, Effects& out) {
 }
 
 Epoch Rounds::SumEpoch(const AgentTensor& tensor) const {
-  return tensor.finish ? tensor.finish->sum_epoch : views_->present()->epoch;
+  return tensor.finish() ? tensor.finish()->sum_epoch : views_->present()->epoch;
 }
 
 bool Rounds::IsExpected(const AgentTensor& tensor, Incarnation incarnation,
                         const wire::Result& entry) const {
   const uint32_t s = entry.slice.value();
-  if (tensor.state == TensorState::kFailed || tensor.awaits_decision ||
+  if (tensor.state == TensorState::kFailed || tensor.awaits_decision() ||
       entry.round != tensor.active_round() || s >= tensor.slices.size() ||
       tensor.slice_states[s] != SliceState::kSent) {
     return false;
@@ -107,7 +107,7 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
   if (found == nullptr || !IsExpected(*found, incarnation, entry)) return ignore();
   AgentTensor& tensor = *found;
   if (entry.form == wire::Form::kDisagreement) {
-    if (tensor.finish) return ignore();
+    if (tensor.finish()) return ignore();
     if (!tensor.disagreement || entry.slice < tensor.disagreement->slice) {
       tensor.disagreement = {
           entry.slice,
@@ -117,7 +117,7 @@ void Rounds::OnResult(AggregatorIndex from, Incarnation incarnation, const wire:
   }
   const ActiveRound round(tensor);
   // The result of a slice to which this node contributed is as long as its contribution.
-  const bool is_known = !tensor.finish && round.GivingRanks(entry.slice) > 0;
+  const bool is_known = !tensor.finish() && round.GivingRanks(entry.slice) > 0;
   if (is_known && entry.length_bytes != round.GivenLength(entry.slice)) return ignore();
   if (tensor.partial.ranks_summed > 0 && tensor.partial.ranks_summed != entry.rank_count) {
     failures_->ReportAndFail(
@@ -144,7 +144,7 @@ void Rounds::StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effec
   tensor.slice_states.Set(entry.slice.value(), SliceState::kDecoding);
   out.push_back(
       DecodeSlice{.ticket = ticket,
-                  .encoding = tensor.finish ? Encoding::kPlain : tensor.spec.collective.encoding,
+                  .encoding = tensor.finish() ? Encoding::kPlain : tensor.spec.collective.encoding,
                   .source = round.BytesOf(entry.slice, Memory::kArrivals, entry.travel_bytes),
                   .target = round.BytesOf(entry.slice, Memory::kResult, entry.length_bytes)});
 }
@@ -193,7 +193,7 @@ void Rounds::SliceDone(AgentTensor& tensor, SliceIndex slice, uint32_t ranks_sum
     }
     out.push_back(SliceArrived{round.BytesOf(slice, Memory::kResult, length_bytes)});
   }
-  if (!tensor.finish || holds) {
+  if (!tensor.finish() || holds) {
     partial.sum_epoch = SumEpoch(tensor);
     partial.ranks_summed = std::max(partial.ranks_summed, ranks_summed);
   }
@@ -206,10 +206,10 @@ void Rounds::SliceOver(AgentTensor& tensor, SliceIndex slice, Effects& out) {
 }
 
 void Rounds::RoundDone(AgentTensor& tensor, Effects& out) {
-  if (tensor.finish && tensor.finish->round == tensor.held.round) {
+  if (tensor.round_state() == RoundState::kFinishingHeld) {
     // The other nodes have the result now. Our contribution to the next round may overwrite its
     // slots.
-    tensor.finish.reset();
+    tensor.ResumeOpenRound();
     tensor.ResetSlices();
     Queue(tensor, out);
   } else if (tensor.disagreement) {

@@ -85,7 +85,7 @@ void SliceSender::Dispatch(AgentTensor& tensor, SliceIndex slice, Sends& sends, 
   const ActiveRound round(tensor);
   const bool is_private = round.IsPrivate(slice);
   const bool has_bytes = round.CostOf(slice) > 0;
-  if (has_bytes && !tensor.finish && (tensor.reduces() || is_private)) {
+  if (has_bytes && !tensor.finish() && (tensor.reduces() || is_private)) {
     StartReduction(tensor, slice, out);
   } else if (!is_private) {
     SendSlice(tensor, slice, round.CostOf(slice), sends, out);
@@ -147,7 +147,7 @@ void SliceSender::OnReduced(uint64_t ticket, std::optional<uint32_t> travel_byte
 wire::Contribute SliceSender::EntryOf(const AgentTensor& tensor, SliceIndex slice,
                                       uint32_t travel_bytes) const {
   const ActiveRound round(tensor);
-  const bool copies = tensor.finish || tensor.spec.collective.copies();
+  const bool copies = tensor.finish() || tensor.spec.collective.copies();
   wire::Contribute entry{.key = tensor.key,
                          .round = tensor.active_round(),
                          .slice = slice,
@@ -155,8 +155,8 @@ wire::Contribute SliceSender::EntryOf(const AgentTensor& tensor, SliceIndex slic
                          .form = round.FormOf(slice, travel_bytes),
                          .wants_result = round.WantsResult(slice),
                          .priority = tensor.priority};
-  if (tensor.finish) {
-    entry.sum_epoch = tensor.finish->sum_epoch;
+  if (tensor.finish()) {
+    entry.sum_epoch = tensor.finish()->sum_epoch;
   } else {
     entry.signature = tensor.given.signature;
   }

@@ -45,7 +45,7 @@ void Stalls::OnTick(int64_t now_ns, Effects& out) {
 
 std::string Stalls::WhomItWaitsFor(const AgentTensor& tensor, Round round) const {
   std::vector<std::string> who;
-  if (round == tensor.open_round() && !tensor.contributed) {
+  if (round == tensor.open_round() && !tensor.contributed()) {
     for (const LocalRank rank : tensor.MissingRanks()) who.push_back(ranks_->Text(rank));
   } else if (round == tensor.active_round()) {
     for (const uint32_t node : tensor.MissingNodes()) {

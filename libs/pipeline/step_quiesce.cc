@@ -49,8 +49,8 @@ void StepQuiesce::TryAnswer(Effects& out) {
   // Other nodes' ranks may still be on their way to the end of the step.
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
     // A member that enters has no part in existing side tensors, so their rounds may stay open.
-    const bool is_open = tensor->pushed_count > 0 || tensor->contributed;
-    if ((is_open && !tensor->spec.collective.side) || tensor->finish) return;
+    const bool is_open = tensor->pushed_count > 0 || tensor->contributed();
+    if ((is_open && !tensor->spec.collective.side) || tensor->finish()) return;
   }
   asked_->is_answered = true;
   out.push_back(Quiesced{asked_->id, asked_->step});

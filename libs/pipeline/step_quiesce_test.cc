@@ -56,7 +56,7 @@ TEST_CASE("StepQuiesce: it answers when all ranks have ended the step", "[pipeli
 
 TEST_CASE("StepQuiesce: it waits for open rounds, except for those of side tensors", "[pipeline]") {
   Quiescing q;
-  AgentTensor& tensor = q.tensors.Add(Spec("w", 8), LocalRank{0});
+  AgentTensor& tensor = q.tensors.Add({Spec("w", 8)}, LocalRank{0});
   tensor.pushed_count = 1;
   q.quiesce.Ask(7, 101, q.out);
   q.AtBoundary(0, 1);

@@ -9,11 +9,12 @@
 
 namespace talweg::pipeline {
 
-AgentTensor& TensorTable::Add(const TensorSpec& spec, LocalRank declared_by) {
+AgentTensor& TensorTable::Add(const Declaration& declaration, LocalRank declared_by) {
   auto tensor = std::make_unique<AgentTensor>();
   tensor->index = TensorIndex{static_cast<uint32_t>(tensors_.size())};
-  tensor->key = TensorKey{Fingerprint64(spec.name)};
-  tensor->spec = spec;
+  tensor->key = TensorKey{Fingerprint64(declaration.spec.name)};
+  tensor->spec = declaration.spec;
+  tensor->wishes = declaration.wishes;
   tensor->declared_by = declared_by;
   tensor->told.resize(rank_count_);
   tensor->pushed.resize(rank_count_);
@@ -32,14 +33,13 @@ AgentTensor* TensorTable::Find(TensorKey key) const {
 
 bool TensorTable::AnyAwaitsDecision() const {
   return std::any_of(tensors_.begin(), tensors_.end(),
-                     [](const auto& tensor) { return tensor->awaits_decision; });
+                     [](const auto& tensor) { return tensor->awaits_decision(); });
 }
 
 void TensorTable::AddPush(AgentTensor& tensor, LocalRank rank) {
   tensor.pushed[rank.value()] = true;
   ++tensor.pushed_count;
-  tensor.contributed |= tensor.pushed_count == tensor.in_group_count;
-  if (tensor.contributed) {
+  if (tensor.contributed()) {
     half_pushed_.erase(tensor.index);
   } else {
     half_pushed_.insert(tensor.index);
@@ -60,7 +60,7 @@ void TensorTable::CheckInvariants() const {
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_) {
     tensor->CheckInvariants();
     TALWEG_CHECK(half_pushed_.contains(tensor->index) ==
-                 (tensor->pushed_count > 0 && !tensor->contributed));
+                 (tensor->pushed_count > 0 && !tensor->contributed()));
   }
 }
 

@@ -21,7 +21,7 @@ class TensorTable {
   explicit TensorTable(uint32_t rank_count) : rank_count_(rank_count) {}
 
   // The table must not have a tensor of this name.
-  AgentTensor& Add(const TensorSpec& spec, LocalRank declared_by);
+  AgentTensor& Add(const Declaration& declaration, LocalRank declared_by);
 
   // Return null if there is no such tensor.
   AgentTensor* Find(TensorIndex index) const;

@@ -126,8 +126,7 @@ void Waits::OnTensorWaiting(AgentTensor& tensor, AggregatorIndex from, const wir
   const std::string left = is_open && !tensor.spec.collective.side ? LeftText(entry, round) : "";
   if (!left.empty()) return failures_->FailForLeft(tensor, left, out);
   if (NamesThisNode(entry)) return;
-  const bool is_awaited =
-      is_open && (tensor.contributed || tensor.finish) && views_->phase() != Phase::kFencing;
+  const bool is_awaited = is_open && !tensor.WaitsForPushes() && views_->phase() != Phase::kFencing;
   if (is_awaited && CheckAbsent(from, entry, round, out)) return;
   if (!IsNews(entry, now_ns, tensor.named)) return;
   out.push_back(LogWaiting{.what = LogWaiting::For::kNodes,
@@ -187,7 +186,7 @@ void Waits::TellAggregators(int64_t now_ns, Effects& out) {
     for (const auto& [index, owner] : links_->all()) {
       bool is_waited_for = owner.state != OwnerState::kReady;
       for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
-        is_waited_for |= is_reporting && tensor->awaits_decision && tensor->primary == index;
+        is_waited_for |= is_reporting && tensor->awaits_decision() && tensor->primary == index;
       }
       if (is_waited_for) notice.missing.push_back(index.value());
     }

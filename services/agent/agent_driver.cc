@@ -157,30 +157,27 @@ void AgentDriver::Do(pipeline::FailJob& effect) {
 }
 
 void AgentDriver::Do(pipeline::AllocateTensor& effect) {
-  const std::string& name = effect.spec.name;
-  const bool on_device = desk_->IsOnDevice(name);
-  TensorMemory::Wishes wishes = {.on_device = on_device,
-                                 .in_place = desk_->IsInPlace(name),
-                                 .one_place = desk_->OnePlaceOf(name)};
-  if (on_device && devices_ != nullptr) wishes.nic = devices_->MakeDirect(effect);
+  TensorMemory::Wishes wishes = {.on_device = effect.wishes.on_device,
+                                 .in_place = effect.wishes.in_place};
+  if (effect.wishes.one_place) wishes.one_place = desk_->OnlyRank();
+  if (effect.wishes.on_device && devices_ != nullptr) wishes.nic = devices_->MakeDirect(effect);
   MemoryOrder order;
   const absl::Status planned =
       memory_->Allocate(effect.tensor, effect.spec, std::move(wishes), &order);
-  if (!planned.ok()) return OnAllocated(effect.tensor, on_device, planned);
-  orders_.Place(
-      std::move(order), [this, tensor = effect.tensor, on_device](const absl::Status& filled) {
-        OnAllocated(tensor, on_device, filled.ok() ? memory_->OnAllocated(tensor) : filled);
-      });
+  if (!planned.ok()) return OnAllocated(effect.tensor, planned);
+  orders_.Place(std::move(order), [this, tensor = effect.tensor](const absl::Status& filled) {
+    OnAllocated(tensor, filled.ok() ? memory_->OnAllocated(tensor) : filled);
+  });
 }
 
-void AgentDriver::OnAllocated(pipeline::TensorIndex tensor, bool on_device, absl::Status status) {
+void AgentDriver::OnAllocated(pipeline::TensorIndex tensor, const absl::Status& status) {
   if (!status.ok()) {
     memory_->Drop(tensor);
     if (devices_ != nullptr) devices_->DropDirect(tensor);
   }
   const std::string text = status.ok() ? "" : std::string(status.message());
-  runner_.Deliver([this, tensor, on_device, text](pipeline::Effects& out) {
-    runner_.core().OnTensorAllocated(tensor, on_device, text, out);
+  runner_.Deliver([this, tensor, text](pipeline::Effects& out) {
+    runner_.core().OnTensorAllocated(tensor, text, out);
   });
 }
 

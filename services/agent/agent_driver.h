@@ -156,7 +156,7 @@ class AgentDriver final : public PeerEvents {
 
   void Perform(pipeline::Effects& effects);
   void Do(pipeline::AllocateTensor& effect);
-  void OnAllocated(pipeline::TensorIndex tensor, bool on_device, absl::Status status);
+  void OnAllocated(pipeline::TensorIndex tensor, const absl::Status& status);
   void Do(pipeline::FailJob& effect);
   bool OnDevices(pipeline::TensorIndex tensor, Round round) const {
     return devices_ != nullptr && devices_->TakesPart(tensor, round);

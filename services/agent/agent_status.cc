@@ -62,10 +62,10 @@ v1::OpenRound MakeOpenRound(const pipeline::AgentCore& member, const pipeline::A
   round.set_slice_count(static_cast<uint32_t>(tensor.slices.size()));
   round.set_slices_sent(count(SliceState::kSent, SliceState::kDecoding, SliceState::kDone));
   round.set_slices_received(count(SliceState::kDecoding, SliceState::kDone));
-  if (!tensor.contributed && !tensor.finish) {
+  if (tensor.WaitsForPushes()) {
     round.set_waits_for(v1::WAITS_FOR_LOCAL_RANKS);
     for (const LocalRank rank : tensor.MissingRanks()) round.add_local_ranks(rank.value());
-  } else if (tensor.awaits_decision || member.views().phase() == pipeline::Phase::kFencing ||
+  } else if (tensor.awaits_decision() || member.views().phase() == pipeline::Phase::kFencing ||
              tensor.state != pipeline::TensorState::kOpen) {
     round.set_waits_for(v1::WAITS_FOR_VIEW);
   } else if (count(SliceState::kQueued, SliceState::kReducing, SliceState::kReduced) > 0) {
@@ -121,7 +121,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
 
   std::vector<const pipeline::AgentTensor*> open;
   for (const auto& tensor : member.tensors()) {
-    if (tensor->pushed_count > 0 || tensor->finish) open.push_back(tensor.get());
+    if (tensor->pushed_count > 0 || tensor->finish()) open.push_back(tensor.get());
     if (!request.with_tensors()) continue;
     v1::TensorStatus* out = status.add_tensors();
     out->set_name(tensor->spec.name);
@@ -130,7 +130,7 @@ v1::GetStatusResponse Agent::MakeStatus(const v1::GetStatusRequest& request) con
     out->set_element_count(tensor->spec.collective.element_count);
     out->set_round_held(tensor->held.round.value());
     out->set_round_pushed(
-        (tensor->contributed ? tensor->open_round() : tensor->held.round).value());
+        (tensor->contributed() ? tensor->open_round() : tensor->held.round).value());
     out->set_poisoned(tensor->failed_text);
   }
   status.set_tensor_count(static_cast<uint32_t>(member.tensors().size()));

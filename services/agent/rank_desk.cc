@@ -151,24 +151,20 @@ void RankDesk::OnRankDeclare(shm::RankConnectionId connection, shm::RequestId re
                              const shm::RankDeclaration& declaration) {
   LocalRank local_rank;
   if (Find(connection, &local_rank) == nullptr) return;
-  if (declaration.on_device) {
-    device_declares_.emplace(local_rank, request.value());
-    if (!declared_names_.contains(declaration.name)) device_names_.insert(declaration.name);
-  }
-  if (declaration.in_place && !declared_names_.contains(declaration.name)) {
-    in_place_names_.insert(declaration.name);
-    if (declaration.one_place) one_place_names_.insert(declaration.name);
-  }
-  declared_names_.insert(declaration.name);
+  if (declaration.on_device) device_declares_.emplace(local_rank, request.value());
   pipeline::TensorSpec spec = {.name = declaration.name,
                                .collective = encoding_rule_.Apply(declaration.collective),
                                .root_rank = declaration.root_rank};
   for (const uint32_t rank : declaration.ranks) spec.ranks.emplace_back(rank);
-  events_->OnRankDeclare(local_rank, request.value(), spec);
+  const pipeline::MemoryWishes wishes = {
+      .on_device = declaration.on_device,
+      .in_place = declaration.in_place,
+      .one_place = declaration.in_place && declaration.one_place};
+  events_->OnRankDeclare(local_rank, request.value(), {std::move(spec), wishes});
 }
 
-std::optional<shm::RankConnectionId> RankDesk::OnePlaceOf(const std::string& name) const {
-  if (ranks_.size() != 1 || !ranks_[0].attached || !one_place_names_.contains(name)) return {};
+std::optional<shm::RankConnectionId> RankDesk::OnlyRank() const {
+  if (ranks_.size() != 1 || !ranks_[0].attached) return std::nullopt;
   return ranks_[0].connection;
 }
 
@@ -445,11 +441,7 @@ void RankDesk::Restart() {
   for (const shm::RankConnectionId connection : gone_) server_->Release(connection);
   gone_.clear();
   ranks_.assign(ranks_.size(), Rank{});
-  device_names_.clear();
-  declared_names_.clear();
   device_declares_.clear();
-  in_place_names_.clear();
-  one_place_names_.clear();
   stop_.reset();
   at_boundary_.clear();
   replies_.Forget();

@@ -36,7 +36,7 @@ class RankEvents {
   // The ranks have the training state that the other members have. Called once.
   virtual void OnRanksHaveState() = 0;
   virtual void OnRankDeclare(LocalRank rank, uint32_t request,
-                             const pipeline::TensorSpec& spec) = 0;
+                             const pipeline::Declaration& declaration) = 0;
   virtual void OnRankPush(const pipeline::Push& push) = 0;
   virtual void OnRankLeft(LocalRank rank, bool clean, const std::string& text) = 0;
   virtual void OnRankFailure(const std::string& text) = 0;  // This node cannot serve its ranks.
@@ -110,12 +110,8 @@ class RankDesk final : public shm::RankEventSink {
 
   // `devices` outlives the desk. Without this call the server refuses tensors on GPUs.
   void SetDevices(RankDevices* devices) { devices_ = devices; }
-  // Returns whether the first declaration of the name on this node was of a tensor on a GPU.
-  bool IsOnDevice(const std::string& name) const { return device_names_.contains(name); }
-  // Returns whether that declaration asked for a sum in place, if the ranks sum.
-  bool IsInPlace(const std::string& name) const { return in_place_names_.contains(name); }
-  // Returns the node's only rank, if it takes the tensor's result where it contributes.
-  std::optional<shm::RankConnectionId> OnePlaceOf(const std::string& name) const;
+  // Returns the node's only rank, if it is attached.
+  std::optional<shm::RankConnectionId> OnlyRank() const;
   void ReplyUnexported(LocalRank rank, uint32_t request);
   void TellEventsLost(LocalRank rank);
   // Returns the signature of the rounds of this tensor that the rank pushes from a GPU.
@@ -171,11 +167,7 @@ class RankDesk final : public shm::RankEventSink {
   RankEvents* const events_;
   DeclareReplies replies_;
   RankDevices* devices_ = nullptr;
-  std::set<std::string> declared_names_;
-  std::set<std::string> device_names_;                        // First declared on a GPU.
   std::set<std::pair<LocalRank, uint32_t>> device_declares_;  // Not answered yet.
-  std::set<std::string> in_place_names_;                      // First declared in place.
-  std::set<std::string> one_place_names_;                     // First declared in one place.
   std::vector<Rank> ranks_;
   std::optional<view::View> view_;
   view::MemberIdentity self_;

@@ -97,12 +97,15 @@ class RecordingServer final : public shm::RankServer {
 class RecordingEvents final : public RankEvents {
  public:
   Log failures;
+  std::vector<pipeline::Declaration> declared;
 
   void OnRankJoined(LocalRank, uint32_t) override {}
   void OnRanksAttached(bool) override {}
   void OnRanksReady(bool) override {}
   void OnRanksHaveState() override {}
-  void OnRankDeclare(LocalRank, uint32_t, const pipeline::TensorSpec&) override {}
+  void OnRankDeclare(LocalRank, uint32_t, const pipeline::Declaration& declaration) override {
+    declared.push_back(declaration);
+  }
   void OnRankPush(const pipeline::Push&) override {}
   void OnRankLeft(LocalRank, bool, const std::string&) override {}
   void OnRankFailure(const std::string& text) override { failures.push_back(text); }
@@ -195,6 +198,33 @@ TEST_CASE("RankDesk: without memory for its contribution a rank is refused, and 
   f.Fill(absl::ResourceExhaustedError("no memory"));
   CHECK(f.server.log == Log{"refused 5: no memory"});
   CHECK(f.events.failures == Log{"no memory"});
+}
+
+TEST_CASE("RankDesk: a declaration carries where the rank wishes its memory", "[agent]") {
+  Fixture f;
+  const auto wishes = [&f](const shm::RankDeclaration& declaration) {
+    f.desk.OnRankDeclare(shm::RankConnectionId{1}, shm::RequestId{5}, declaration);
+    return f.events.declared.back().wishes;
+  };
+  using Wishes = pipeline::MemoryWishes;
+  CHECK(wishes({.name = "w"}) == Wishes{});
+  CHECK(wishes({.name = "w", .on_device = true}) == Wishes{.on_device = true});
+  CHECK(wishes({.name = "w", .in_place = true}) == Wishes{.in_place = true});
+  CHECK(wishes({.name = "w", .in_place = true, .one_place = true}) ==
+        Wishes{.in_place = true, .one_place = true});
+  // One place is a way of being in place.
+  CHECK(wishes({.name = "w", .one_place = true}) == Wishes{});
+}
+
+TEST_CASE("RankDesk: only a node's single rank, while it is attached, has one place", "[agent]") {
+  Fixture f;
+  CHECK(f.desk.OnlyRank() == std::nullopt);
+  RankDesk alone(1, "j", &f.server, &f.memory, &f.orders, &f.events);
+  CHECK(alone.OnlyRank() == std::nullopt);
+  alone.OnRankHello(shm::RankConnectionId{7}, {.local_rank = LocalRank{0}});
+  CHECK(alone.OnlyRank() == shm::RankConnectionId{7});
+  alone.OnRankGone(shm::RankConnectionId{7}, {.local_rank = LocalRank{0}, .clean = true});
+  CHECK(alone.OnlyRank() == std::nullopt);
 }
 
 TEST_CASE("RankDesk: nobody is told when the rank has gone, or all ranks have", "[agent]") {

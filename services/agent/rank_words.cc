@@ -19,9 +19,10 @@ void RankWords::OnRanksReady(bool all) {
   link_->SetRanksReady(all);
 }
 
-void RankWords::OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) {
-  parts_.runner->Deliver([this, rank, request, spec](pipeline::Effects& out) {
-    parts_.runner->core().OnRankDeclare(rank, request, spec, NowNs(), out);
+void RankWords::OnRankDeclare(LocalRank rank, uint32_t request,
+                              const pipeline::Declaration& declaration) {
+  parts_.runner->Deliver([this, rank, request, declaration](pipeline::Effects& out) {
+    parts_.runner->core().OnRankDeclare(rank, request, declaration, NowNs(), out);
   });
 }
 
@@ -33,7 +34,7 @@ void RankWords::OnRankPush(const pipeline::Push& push) {
         push.tensor.value() < parts_.runner->core().tensors().size()) {
       const pipeline::AgentTensor& state = *parts_.runner->core().tensors()[push.tensor.value()];
       parts_.timeline->OnPushed(push.tensor, push.round,
-                                state.contributed && state.open_round() == push.round, now_ns);
+                                state.contributed() && state.open_round() == push.round, now_ns);
     }
   });
 }

@@ -42,7 +42,8 @@ class RankWords final : public RankEvents {
   void OnRanksAttached(bool all) override { link_->SetRanksAttached(all); }
   void OnRanksReady(bool all) override;
   void OnRanksHaveState() override { link_->SetRanksHaveState(true); }
-  void OnRankDeclare(LocalRank rank, uint32_t request, const pipeline::TensorSpec& spec) override;
+  void OnRankDeclare(LocalRank rank, uint32_t request,
+                     const pipeline::Declaration& declaration) override;
   void OnRankPush(const pipeline::Push& push) override;
   void OnRankLeft(LocalRank rank, bool clean, const std::string& text) override;
   void OnRankFailure(const std::string& text) override;

@@ -18,7 +18,7 @@ void AgentProcess::CheckAfterwards() {
   core().CheckInvariants();
   NoteConnected();
   for (const auto& tensor : core().tensors()) {
-    if (!tensor->contributed || ledger_ == nullptr) continue;
+    if (!tensor->contributed() || ledger_ == nullptr) continue;
     ledger_->OnContributed(tensor->key, tensor->open_round());
   }
   if (const view::View* const view = core().views().newest(); view != nullptr) {
@@ -152,7 +152,7 @@ void AgentProcess::CheckGivenUp(const std::string& text) {
 void AgentProcess::CheckDecision(const wire::Decision& decision) {
   const pipeline::AgentTensor* const tensor = core().FindTensor(decision.key);
   if (tensor == nullptr) return;
-  if (!tensor->awaits_decision) return trace_->Reached("a decision arrives twice");
+  if (!tensor->awaits_decision()) return trace_->Reached("a decision arrives twice");
   const bool is_held = tensor->held.round == decision.round;
   if (decision.verdict == wire::Verdict::kAbort) {
     trace_->Reached(is_held ? "decision: abort, as it had been aborted before"

@@ -167,7 +167,7 @@ void AgentProcess::Forge() {
       const auto owner = core().owners().find(tensor->slices[i].owner);
       if (owner == core().owners().end()) continue;
       const SliceIndex slice{static_cast<uint32_t>(i)};
-      if (tensor->partial.have_count > 0 && !tensor->finish) {
+      if (tensor->partial.have_count > 0 && !tensor->finish()) {
         return say(owner->second.connection, wire::FrameType::kResult,
                    wire::Result{.key = tensor->key,
                                 .round = tensor->active_round(),

@@ -327,7 +327,7 @@ bool AgentProcess::Gets(size_t place, uint32_t part) const {
 // Checks that parts that no other node gives or gets do not go to an owner.
 void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
   const pipeline::AgentTensor& tensor = *core().FindTensor(entry.key);
-  if (tensor.finish || core().views().present()->members.size() == 1) return;
+  if (tensor.finish() || core().views().present()->members.size() == 1) return;
   // A group that was all ranks of this agent's first view means all ranks, joiners too.
   if (tensor.group.empty()) return;
   for (const RoundPlan* const plan : plans_) {

@@ -49,11 +49,11 @@ void CheckNothingOpen(const std::vector<const pipeline::AgentCore*>& members,
         "a joiner enters while node " + std::to_string(member->config().self.node.value());
     for (const auto& tensor : member->tensors()) {
       if (tensor->state == pipeline::TensorState::kFailed || !tensor->announced()) continue;
-      if (tensor->spec.collective.side && tensor->finish) {
+      if (tensor->spec.collective.side && tensor->finish()) {
         throw Violation{who + " finishes a round of " + tensor->spec.name};
       }
       if (!TakesJoiner(*member, *tensor, view)) continue;
-      if (tensor->pushed_count > 0 || tensor->finish) {
+      if (tensor->pushed_count > 0 || tensor->finish()) {
         throw Violation{who + " has round " + std::to_string(tensor->active_round().value()) +
                         " of " + tensor->spec.name + " open"};
       }

@@ -52,7 +52,8 @@ class CoreMember final : public Participant {
     Do([&](pipeline::Effects& out) {
       core_.OnRankJoined(LocalRank{0}, 1, clock_->NowNs(), out);
       for (uint32_t i = 0; i < options.tensors; ++i) {
-        core_.OnRankDeclare(LocalRank{0}, i + 1, {.name = NameOf(i), .collective = collective},
+        core_.OnRankDeclare(LocalRank{0}, i + 1,
+                            {.spec = {.name = NameOf(i), .collective = collective}},
                             clock_->NowNs(), out);
       }
     });
@@ -122,7 +123,7 @@ class CoreMember final : public Participant {
         Send(*send);
       } else if (const auto* allocate = std::get_if<pipeline::AllocateTensor>(&effect)) {
         events.emplace_back([this, &more, tensor = allocate->tensor] {
-          core_.OnTensorAllocated(tensor, false, "", more);
+          core_.OnTensorAllocated(tensor, "", more);
         });
       } else if (const auto* reply = std::get_if<pipeline::DeclareReply>(&effect)) {
         announced_.insert(reply->tensor);

@@ -462,7 +462,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
         }
-        OnJobView({response.job_view().job_name(), *std::move(view)}, response.job_view().quota());
+        OnJobView({response.job_view().job_name(), *std::move(view)}, response.job_view().quota(),
+                  response.job_view().gone());
         break;
       }
       case scheduler::v1::WatchJobsResponse::kJobViewChange: {
@@ -476,7 +477,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
         if (!view.ok()) {
           return grpc::Status(grpc::StatusCode::UNAVAILABLE, std::string(view.status().message()));
         }
-        OnJobView({told->second.job_name, *std::move(view)}, response.job_view_change().quota());
+        OnJobView({told->second.job_name, *std::move(view)}, response.job_view_change().quota(),
+                  response.job_view_change().gone());
         break;
       }
       case scheduler::v1::WatchJobsResponse::kJobQuota: {
@@ -503,12 +505,13 @@ class AggregatorRegistration::Impl : private Session::Peer {
     view::View view;
   };
 
-  void OnJobView(Told told, const scheduler::v1::JobQuota& quota) {
+  void OnJobView(Told told, const scheduler::v1::JobQuota& quota,
+                 const scheduler::v1::WatchJobsResponse::Gone& gone) {
     const JobId job = told.view.job;
     Epoch& held = held_[job];
     if (told.view.epoch > held) {
       held = told.view.epoch;
-      Tell(JobViewPublished{told.job_name, told.view, FromProto(quota)});
+      Tell(JobViewPublished{told.job_name, told.view, FromProto(quota), FromProto(gone)});
     } else {
       // Delivered again after a break of the stream, because the quota may have changed meanwhile.
       Tell(JobQuotaPublished{job, FromProto(quota)});

@@ -23,11 +23,12 @@ void AggregatorCore::SetQuota(const view::JobQuota& quota, std::shared_ptr<Place
   memory_.SetQuota(quota, std::move(tenant));
 }
 
-void AggregatorCore::OnView(const view::View& view, int64_t now_ns, Effects& out) {
+void AggregatorCore::OnView(const view::View& view, int64_t now_ns, Effects& out,
+                            const view::Gone& gone) {
   notices_.OnEvent();
   if (closed_ || !view_.IsNext(view)) return;
   ++counters_.views;
-  view_.Set(view);
+  view_.Set(view, gone);
   attendance_.OnView(view_.member_count());
   recovery_.OnView();
   rounds_.OnView();

@@ -55,7 +55,8 @@ class AggregatorCore {
   void SetQuota(const view::JobQuota& quota, std::shared_ptr<PlaceBudget> tenant);
 
   // A view of this job. Ignored unless its epoch is above the present one.
-  void OnView(const view::View& view, int64_t now_ns, Effects& out);
+  // `gone`: who is out of the job, as the scheduler says with the view.
+  void OnView(const view::View& view, int64_t now_ns, Effects& out, const view::Gone& gone = {});
   // The job is over, or this aggregator leaves it: tells `text` to all members. A little later it
   // closes the connections and releases the memory; then finished() is true.
   void OnClosed(const std::string& text, int64_t now_ns, Effects& out);

@@ -35,7 +35,7 @@ struct CoreParts {
   }
 
   void Publish() {
-    present.Set(view);
+    present.Set(view, gone);
     attendance.OnView(view.members.size());
   }
   void NextEpoch() {
@@ -99,6 +99,7 @@ struct CoreParts {
   AggregatorCoreConfig config{
       .job = JobId{5}, .name = "job", .self = Incarnation{900}, .self_name = "agg"};
   view::View view;
+  view::Gone gone;  // Comes with it.
   PresentView present{config.job, config.self};
   Attendance attendance;
   Counters counters;

@@ -11,13 +11,19 @@ Departed Departed::Everybody() {
   return everybody;
 }
 
-void Departed::Add(const std::vector<view::ViewMember>& members) {
+void Departed::Add(const std::vector<view::MemberIdentity>& members) {
   if (is_everybody_) return;
-  for (const view::ViewMember& member : members) {
-    const auto place = std::lower_bound(members_.begin(), members_.end(), member.id);
-    if (place == members_.end() || *place != member.id) members_.insert(place, member.id);
+  for (const view::MemberIdentity& member : members) {
+    const auto place = std::lower_bound(members_.begin(), members_.end(), member);
+    if (place == members_.end() || *place != member) members_.insert(place, member);
   }
   if (members_.size() > kMembersMax) *this = Everybody();
+}
+
+void Departed::Add(const std::vector<view::ViewMember>& members) {
+  std::vector<view::MemberIdentity> identities;
+  for (const view::ViewMember& member : members) identities.push_back(member.id);
+  Add(identities);
 }
 
 void Departed::Remove(const std::vector<view::ViewMember>& members) {

@@ -23,6 +23,7 @@ class Departed {
   static Departed Everybody();
 
   // These members depart.
+  void Add(const std::vector<view::MemberIdentity>& members);
   void Add(const std::vector<view::ViewMember>& members);
   // The members of this view are members, whatever was known of them.
   void Remove(const std::vector<view::ViewMember>& members);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/aggregation/present_view.h"
 
-#include <algorithm>
-#include <iterator>
 #include <vector>
 
 #include "libs/view/placement.h"
@@ -15,14 +13,14 @@ bool PresentView::IsNext(const view::View& view) const {
   return view.job == job_ && view.epoch > view_.epoch && view.Problem().empty();
 }
 
-void PresentView::Set(const view::View& view) {
-  std::vector<view::ViewMember> gone;
-  std::set_difference(
-      view_.members.begin(), view_.members.end(), view.members.begin(), view.members.end(),
-      std::back_inserter(gone),
-      [](const view::ViewMember& a, const view::ViewMember& b) { return a.id < b.id; });
+void PresentView::Set(const view::View& view, const view::Gone& told) {
+  std::vector<view::MemberIdentity> gone = told.members;
+  for (const view::ViewMember& member : view_.members) {
+    if (!view.IndexOf(member.id)) gone.push_back(member.id);
+  }
   departed_.Add(gone);
   departed_.Remove(view.members);
+  if (told.is_everybody) departed_ = Departed::Everybody();
   view_ = view;
   self_ = view_.IndexOfAggregator(aggregator_);
   placement_digest_ = view::PlacementDigest(view_);

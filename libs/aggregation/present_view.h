@@ -10,6 +10,7 @@
 
 #include "libs/aggregation/departed.h"
 #include "libs/base/ids.h"
+#include "libs/view/gone.h"
 #include "libs/view/view.h"
 
 namespace talweg::aggregation {
@@ -27,7 +28,8 @@ class PresentView {
 
   // Whether `view` is of this job, makes sense, and has a later epoch.
   bool IsNext(const view::View& view) const;
-  void Set(const view::View& view);
+  // `gone`: who is out of the job, of views that did not come here.
+  void Set(const view::View& view, const view::Gone& gone = {});
 
   const view::View& view() const { return view_; }
   Epoch epoch() const { return view_.epoch; }

@@ -147,6 +147,36 @@ TEST_CASE("Sessions: a member that has departed does not wait for a later view",
   }
 }
 
+TEST_CASE("Sessions: a member that has departed and was in no view here is refused at once",
+          "[aggregation]") {
+  Fixture f;
+  const view::MemberIdentity unseen{NodeRank{7}, Incarnation{77}};
+  const view::MemberIdentity joiner{NodeRank{7}, Incarnation{78}};
+  // It waits, as it could be a joiner. Then a view comes of an epoch after its departure.
+  f.SayHelloAhead(unseen, ConnectionId{20}, Epoch{9});
+  f.SayHelloAhead(joiner, ConnectionId{21}, Epoch{9});
+  REQUIRE(f.IsHeld(ConnectionId{20}));
+  f.gone = {.members = {unseen}};
+  f.NextEpoch();
+  f.sessions.AnswerThoseThatWaited(0, f.out);
+  REQUIRE(f.Sent<wire::Welcome>().size() == 1);
+  CHECK(f.Sent<wire::Welcome>()[0].first == ConnectionId{20});
+  CHECK(f.Sent<wire::Welcome>()[0].second.status == wire::WelcomeStatus::kNotInView);
+  CHECK(f.IsHeld(ConnectionId{21}));
+  // It is not let in again, in whatever epoch.
+  CHECK_FALSE(f.sessions.WhyNotAhead(unseen, Epoch{9}, 0).empty());
+  CHECK(f.sessions.WhyNotAhead(joiner, Epoch{9}, 0).empty());
+  f.gone = {};
+  f.NextEpoch();
+  CHECK_FALSE(f.sessions.WhyNotAhead(unseen, Epoch{9}, 0).empty());
+  SECTION("Where the scheduler has forgotten some, nobody outside of the view is let in") {
+    f.gone = {.is_everybody = true};
+    f.NextEpoch();
+    CHECK_FALSE(f.sessions.WhyNotAhead(joiner, Epoch{9}, 0).empty());
+    CHECK(f.sessions.WhyNotAhead(f.view.members[0].id, Epoch{9}, 0).empty());
+  }
+}
+
 TEST_CASE("Sessions: a member that waits for a view is refused when it departs", "[aggregation]") {
   Fixture f;
   f.SayHelloAhead(f.view.members[1].id, f.Conn(1), Epoch{5});

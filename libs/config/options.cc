@@ -78,7 +78,7 @@ std::vector<Option<C>> ProcessOptions(const std::string& spin_note) {
               "How long a clean end after SIGTERM may take at most."),
       Make<C>("secret_file", &C::secret_file, Text{},
               "File with the job secret, which only its owner may read (mode 0600; talweg secret "
-              "makes one). The scheduler lets in agents and aggregators that show the same secret. "
+              "makes one). The scheduler lets in agents and aggregators that have the same secret. "
               "'none': there is no secret.",
               "~/.config/talweg/secret (below $XDG_CONFIG_HOME, if that is set) where it is there, "
               "else no secret"),

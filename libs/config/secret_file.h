@@ -9,9 +9,9 @@
 
 #include "libs/config/config.h"
 
-// The job secret: agents and aggregators show it when they join and register, and the scheduler
-// refuses a process that shows another. It lies in a file that only its user may read. Processes
-// pass the file's path to each other, never its content.
+// The job secret: agents, aggregators and the scheduler prove to each other that they know it, and
+// refuse a process that does not. It lies in a file that only its user may read. Processes pass the
+// file's path to each other, never its content.
 namespace talweg::config {
 
 // $XDG_CONFIG_HOME/talweg/secret, else ~/.config/talweg/secret; "" if neither variable is set.

@@ -12,6 +12,7 @@
 #include "libs/base/ids.h"
 #include "libs/membership/records.h"
 #include "libs/membership/requests.h"
+#include "libs/view/gone.h"
 #include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 
@@ -72,6 +73,7 @@ struct JobView {
   std::string job_name;
   SharedView view;
   view::JobQuota quota = {};
+  view::Gone gone = {};
   friend bool operator==(const JobView&, const JobView&) = default;
 };
 // The rules have changed for a job that runs.

@@ -16,8 +16,6 @@
 namespace talweg::membership {
 namespace {
 
-constexpr size_t kGoneMax = 256;  // The most records of gone members in a job.
-
 std::string StandbysText(const view::View& view) {
   std::vector<NodeRank> nodes;
   for (const view::ViewMember& member : view.members) {
@@ -146,7 +144,9 @@ bool JobLife::MakeView(LiveJob& job, bool with_joiners, Turn& turn) {
            Counted(job.view->members.size(), "member") + StandbysText(*job.view) + " and " +
            Counted(job.view->aggregators.size(), "aggregator"));
   // Aggregators first, because members greet them as soon as they get the view.
-  pool_->Tell(JobView{job.name, SharedView{job.view}, admission_->QuotaOf(job).share}, turn);
+  pool_->Tell(
+      JobView{job.name, SharedView{job.view}, admission_->QuotaOf(job).share, job.GoneFromView()},
+      turn);
   for (const view::ViewMember& member : job.view->members) {
     const LiveMember& alive = job.members.at(member.id.node);
     if (alive.stream) turn.Say(TellMember{*alive.stream, SharedView{job.view}});
@@ -182,7 +182,7 @@ void JobLife::Remove(LiveJob& job, NodeRank node, MemberState how, const std::st
                 how == MemberState::kLeft ? Answer{} : Refuse(Code::kRefused, member.record.text),
                 turn);
   job.gone.push_back(std::move(member.record));
-  if (job.gone.size() > kGoneMax) job.gone.erase(job.gone.begin());
+  if (job.gone.size() > LiveJob::kGoneMax) job.gone.erase(job.gone.begin());
   job.members.erase(found);
   if (job.Over() && job.members.empty()) job.over_at_ns = turn.now_ns;
   turn.Store(job);

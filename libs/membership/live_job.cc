@@ -62,6 +62,14 @@ const MemberRecord* LiveJob::FindGone(const view::MemberIdentity& id) const {
   return nullptr;
 }
 
+view::Gone LiveJob::GoneFromView() const {
+  view::Gone out{.is_everybody = gone.size() >= kGoneMax};
+  for (const MemberRecord& record : gone) {
+    if (!view->IndexOf(record.member.id)) out.members.push_back(record.member.id);
+  }
+  return out;
+}
+
 JobRecord LiveJob::Record() const {
   JobRecord record{.id = id,
                    .name = name,

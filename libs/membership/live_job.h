@@ -14,6 +14,7 @@
 #include "libs/base/ids.h"
 #include "libs/membership/records.h"
 #include "libs/membership/requests.h"
+#include "libs/view/gone.h"
 #include "libs/view/view.h"
 
 namespace talweg::membership {
@@ -51,6 +52,8 @@ struct QuiesceState {
 // What this process of the scheduler knows of a job. The store keeps only a part of it. A job that
 // is over is kept for a while.
 struct LiveJob {
+  static constexpr size_t kGoneMax = 256;
+
   JobId id;
   std::string name;
   JobSpec spec;
@@ -63,7 +66,7 @@ struct LiveJob {
   std::shared_ptr<const view::View> view;  // Null: there is none yet.
   bool recovers = false;                   // From the store; see JobLife::AdvanceRecovery.
   std::map<NodeRank, LiveMember> members;  // Those alive.
-  std::vector<MemberRecord> gone;          // In the order in which they went; bounded.
+  std::vector<MemberRecord> gone;          // In the order in which they went; the last kGoneMax.
   std::optional<QuiesceState> quiesce;
   std::vector<Complaint> complaints;  // The latest ones.
   int64_t join_deadline_ns = 0;
@@ -94,6 +97,9 @@ struct LiveJob {
   size_t AliveInSteps() const;
   // Returns null if the member is not among those that are gone, or has been forgotten.
   const MemberRecord* FindGone(const view::MemberIdentity& id) const;
+
+  // Those that are gone, except for members of the view. The job has one.
+  view::Gone GoneFromView() const;
 
   // The record of the job to be stored.
   JobRecord Record() const;

@@ -139,6 +139,43 @@ TEST_CASE("SchedulerCore: kContinue goes on without lost members while min_membe
       Contains(f.Told<JobFailed>(Id(0, 10)).at(0).text, "1 member left, the job needs at least 2"));
 }
 
+TEST_CASE("SchedulerCore: an aggregator is told who is out, also of views that it has not had",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(1, 3, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Enter("mnist", 1, 11, spec);
+  f.Enter("mnist", 2, 12, spec);
+  const auto gone = [&f](uint64_t aggregator) {
+    return f.AggregatorTold<JobView>(aggregator).back().gone;
+  };
+  f.QuiesceAll(job);
+  CHECK(gone(100) == view::Gone{});
+  f.Break(Id(1, 11));
+  CHECK(gone(100) == view::Gone{.members = {Id(1, 11)}});
+  f.Break(Id(2, 12));
+  CHECK(gone(100) == view::Gone{.members = {Id(1, 11), Id(2, 12)}});
+  // One that comes later has had none of those views.
+  f.AddAggregator("a1", 101);
+  CHECK(gone(101) == gone(100));
+  // Another incarnation of the node is another member.
+  f.Enter("mnist", 1, 13, spec);
+  f.QuiesceAll(job);
+  CHECK(gone(101) == view::Gone{.members = {Id(1, 11), Id(2, 12)}});
+  // What the core has forgotten, nobody can be told.
+  for (uint64_t i = 0; i < LiveJob::kGoneMax; ++i) {
+    REQUIRE_FALSE(gone(101).is_everybody);
+    const view::MemberIdentity next = Id(2, 1000 + i);
+    f.Enter("mnist", 2, 1000 + i, spec);
+    f.QuiesceAll(job);
+    f.Break(next);
+    if (f.core->jobs().at(job).gone.size() == LiveJob::kGoneMax) break;
+  }
+  CHECK(gone(101).is_everybody);
+  CHECK(gone(100).is_everybody);
+}
+
 TEST_CASE("SchedulerCore: nobody waits for a joiner whose ranks are not there", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);

@@ -94,8 +94,8 @@ Answer SchedulerCore::OnAggregatorAttached(StreamId stream, const PoolCaller& ca
     }
     for (const auto& [id, job] : jobs_.all()) {
       if (job.state == JobState::kRunning) {
-        turn.Say(
-            TellAggregator{stream, JobView{job.name, SharedView{job.view}, QuotaOf(job).share}});
+        turn.Say(TellAggregator{stream, JobView{job.name, SharedView{job.view}, QuotaOf(job).share,
+                                                job.GoneFromView()}});
       }
       // Members may have waited for an aggregator.
       turn.Touch(job);

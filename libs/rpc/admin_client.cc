@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "libs/rpc/channel.h"
+#include "libs/rpc/sealed_caller.h"
 #include "proto/talweg/agent/v1/agent.grpc.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.grpc.pb.h"
 #include "proto/talweg/scheduler/v1/admin.grpc.pb.h"
@@ -29,11 +30,12 @@ class Caller {
       : what_(std::move(what)), address_(address), timeout_ns_(timeout_ns) {
     valid_ = CheckAddress(what_, address_);
     if (valid_.ok()) {
-      stub_ = Service::NewStub(MakeChannel({.address = address,
-                                            .backoff_min_ns = kBackoffMinNs,
-                                            .backoff_max_ns = kBackoffMaxNs,
-                                            .credentials = std::move(credentials),
-                                            .peers = {role}}));
+      channel_ = MakeChannel({.address = address,
+                              .backoff_min_ns = kBackoffMinNs,
+                              .backoff_max_ns = kBackoffMaxNs,
+                              .credentials = std::move(credentials),
+                              .peers = {role}});
+      stub_ = Service::NewStub(channel_);
     }
   }
 
@@ -46,6 +48,25 @@ class Caller {
     SetDeadline(context, timeout_ns_);
     Response response;
     const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
+    if (!status.ok()) return ToAbsl(status, what_, address_);
+    return response;
+  }
+
+  // For a call that asks for the job secret.
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> CallSealed(const std::string& job_secret, std::string_view method,
+                                      const Request& request) {
+    if (!valid_.ok()) return valid_;
+    SealedCaller caller(job_secret, channel_, address_);
+    grpc::ClientContext greeting;
+    SetDeadline(greeting, timeout_ns_);
+    if (const grpc::Status greeted = caller.Greet(greeting); !greeted.ok()) {
+      return ToAbsl(greeted, what_, address_);
+    }
+    grpc::ClientContext context;
+    SetDeadline(context, timeout_ns_);
+    Response response;
+    const grpc::Status status = caller.Call(method, context, request, &response, nullptr);
     if (!status.ok()) return ToAbsl(status, what_, address_);
     return response;
   }
@@ -68,6 +89,7 @@ class Caller {
   const std::string address_;
   const int64_t timeout_ns_;
   absl::Status valid_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<Stub> stub_;
 };
 
@@ -122,7 +144,14 @@ absl::StatusOr<scheduler::v1::GetSchedulerResponse> SchedulerAdminClient::GetSch
 }
 absl::StatusOr<scheduler::v1::LowerBeginMembersResponse> SchedulerAdminClient::LowerBeginMembers(
     const scheduler::v1::LowerBeginMembersRequest& request) {
-  return impl_->Call(&scheduler::v1::AdminService::Stub::LowerBeginMembers, request);
+  if (request.job_secret().empty()) {
+    return impl_->Call(&scheduler::v1::AdminService::Stub::LowerBeginMembers, request);
+  }
+  scheduler::v1::LowerBeginMembersRequest sealed = request;
+  sealed.clear_job_secret();
+  return impl_->CallSealed<scheduler::v1::LowerBeginMembersRequest,
+                           scheduler::v1::LowerBeginMembersResponse>(
+      request.job_secret(), "/talweg.scheduler.v1.AdminService/LowerBeginMembers", sealed);
 }
 
 AggregatorAdminClient::AggregatorAdminClient(const std::string& address, int64_t timeout_ns,

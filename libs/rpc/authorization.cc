@@ -14,6 +14,8 @@ constexpr Callers kAggregators = {Role::kAggregator};
 constexpr Callers kReaders = {Role::kViewer, Role::kOperator};
 constexpr Callers kOperators = {Role::kOperator};
 
+constexpr Callers kSealers = {Role::kNode, Role::kAggregator, Role::kOperator};
+
 constexpr bool kAsksJobSecret = true;
 
 constexpr std::array kRules = {
@@ -31,6 +33,11 @@ constexpr std::array kRules = {
     Rule{"/talweg.scheduler.v1.PoolService/RenewAggregator", kAggregators},
     Rule{"/talweg.scheduler.v1.PoolService/DeregisterAggregator", kAggregators},
     Rule{"/talweg.scheduler.v1.PoolService/WatchJobs", kAggregators},
+
+    // Calls that are sealed with the job secret. The rule of the call inside holds as well.
+    Rule{"/talweg.scheduler.v1.SealedService/Greet", kSealers},
+    Rule{"/talweg.scheduler.v1.SealedService/Call", kSealers},
+    Rule{"/talweg.scheduler.v1.SealedService/Watch", kSealers},
 
     // People and their tools.
     Rule{"/talweg.scheduler.v1.AdminService/ListJobs", kReaders},

@@ -339,6 +339,19 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& mess
 uint64_t LimitToProto(uint64_t limit) { return limit == view::kNoLimit ? 0 : limit; }
 uint64_t LimitFromProto(uint64_t limit) { return limit == 0 ? view::kNoLimit : limit; }
 
+scheduler::v1::WatchJobsResponse::Gone ToProto(const view::Gone& gone) {
+  scheduler::v1::WatchJobsResponse::Gone message;
+  for (const view::MemberIdentity& id : gone.members) *message.add_members() = ToProto(id);
+  message.set_is_everybody(gone.is_everybody);
+  return message;
+}
+
+view::Gone FromProto(const scheduler::v1::WatchJobsResponse::Gone& message) {
+  view::Gone gone{.is_everybody = message.is_everybody()};
+  for (const auto& id : message.members()) gone.members.push_back(FromProto(id));
+  return gone;
+}
+
 scheduler::v1::JobQuota ToProto(const view::JobQuota& quota) {
   scheduler::v1::JobQuota message;
   message.set_tenant(CleanUtf8(quota.tenant));

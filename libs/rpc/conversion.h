@@ -11,9 +11,11 @@
 #include "google/protobuf/timestamp.pb.h"
 #include "libs/membership/records.h"
 #include "libs/rpc/version.h"
+#include "libs/view/gone.h"
 #include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 #include "proto/talweg/scheduler/v1/membership.pb.h"
+#include "proto/talweg/scheduler/v1/pool.pb.h"
 #include "proto/talweg/scheduler/v1/scheduler.pb.h"
 
 // Converts between the messages of //proto and Talweg's own types. A peer may send anything:
@@ -57,6 +59,8 @@ absl::StatusOr<membership::JobSpec> FromProto(const scheduler::v1::JobSpec& spec
 uint64_t LimitToProto(uint64_t limit);
 uint64_t LimitFromProto(uint64_t limit);
 scheduler::v1::JobQuota ToProto(const view::JobQuota& quota);
+scheduler::v1::WatchJobsResponse::Gone ToProto(const view::Gone& gone);
+view::Gone FromProto(const scheduler::v1::WatchJobsResponse::Gone& gone);
 view::JobQuota FromProto(const scheduler::v1::JobQuota& quota);
 
 scheduler::v1::ProtocolVersion ToProto(const Version& version);

@@ -12,6 +12,7 @@
 #include "libs/membership/quiesce_follower.h"
 #include "libs/rpc/channel.h"
 #include "libs/rpc/conversion.h"
+#include "libs/rpc/sealed_caller.h"
 #include "libs/rpc/secret.h"
 #include "libs/rpc/session.h"
 #include "proto/talweg/scheduler/v1/membership.grpc.pb.h"
@@ -22,6 +23,19 @@ namespace {
 
 using membership::QuiesceId;
 using scheduler::v1::MembershipService;
+using scheduler::v1::PoolService;
+
+// The calls, as libs/rpc/authorization.cc names them.
+constexpr std::string_view kJoin = "/talweg.scheduler.v1.MembershipService/Join";
+constexpr std::string_view kRenew = "/talweg.scheduler.v1.MembershipService/RenewLease";
+constexpr std::string_view kLeave = "/talweg.scheduler.v1.MembershipService/Leave";
+constexpr std::string_view kReportLost = "/talweg.scheduler.v1.MembershipService/ReportLost";
+constexpr std::string_view kQuiesced = "/talweg.scheduler.v1.MembershipService/Quiesced";
+constexpr std::string_view kWatchViews = "/talweg.scheduler.v1.MembershipService/WatchViews";
+constexpr std::string_view kRegister = "/talweg.scheduler.v1.PoolService/RegisterAggregator";
+constexpr std::string_view kRenewAggregator = "/talweg.scheduler.v1.PoolService/RenewAggregator";
+constexpr std::string_view kDeregister = "/talweg.scheduler.v1.PoolService/DeregisterAggregator";
+constexpr std::string_view kWatchJobs = "/talweg.scheduler.v1.PoolService/WatchJobs";
 
 // Both sides refuse a major version that is not theirs.
 grpc::Status CheckVersion(const Version& ours, const scheduler::v1::ProtocolVersion& theirs,
@@ -47,7 +61,8 @@ class SchedulerClient::Impl : private Session::Peer {
       : options_(std::move(options)),
         on_event_(std::move(on_event)),
         session_(options_, this),
-        stub_(MembershipService::NewStub(session_.channel())) {}
+        stub_(MembershipService::NewStub(session_.channel())),
+        calls_(options_.job_secret, session_.channel(), options_.address) {}
   ~Impl() { session_.Stop(); }
 
   void JoinJob(JoinSpec spec) {
@@ -64,7 +79,7 @@ class SchedulerClient::Impl : private Session::Peer {
       change(request);
       request.set_text(CleanUtf8(text));
       scheduler::v1::ReportLostResponse response;
-      return stub_->ReportLost(&context, request, &response);
+      return Ask(kReportLost, &MembershipService::Stub::ReportLost, context, request, &response);
     });
   }
 
@@ -82,7 +97,7 @@ class SchedulerClient::Impl : private Session::Peer {
       request.set_quiesce_id(id);
       request.set_step(step);
       scheduler::v1::QuiescedResponse response;
-      return stub_->Quiesced(&context, request, &response);
+      return Ask(kQuiesced, &MembershipService::Stub::Quiesced, context, request, &response);
     });
   }
 
@@ -115,7 +130,7 @@ class SchedulerClient::Impl : private Session::Peer {
                                    : scheduler::v1::LEAVE_REASON_STOPPED);
             request.set_text(CleanUtf8(text));
             scheduler::v1::LeaveResponse response;
-            return stub_->Leave(&context, request, &response);
+            return Ask(kLeave, &MembershipService::Stub::Leave, context, request, &response);
           },
           timeout_ns);
     }
@@ -134,10 +149,24 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_session_secret(session_secret_);
   }
 
-  grpc::Status Enter(grpc::ClientContext& context) override {
+  // Makes a call that has one answer.
+  template <typename Request, typename Response>
+  grpc::Status Ask(std::string_view name,
+                   grpc::Status (MembershipService::Stub::*method)(grpc::ClientContext*,
+                                                                   const Request&, Response*),
+                   grpc::ClientContext& context, const Request& request, Response* response) {
+    return calls_.Call(name, context, request, response,
+                       [&] { return (stub_.get()->*method)(&context, request, response); });
+  }
+
+  grpc::Status Greet(grpc::ClientContext& context) override {
     if (const absl::Status address = CheckAddress("scheduler", options_.address); !address.ok()) {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(address.message()));
     }
+    return calls_.Greet(context);
+  }
+
+  grpc::Status Enter(grpc::ClientContext& context) override {
     for (const auto& [field, text] :
          {std::pair("job name", &spec_.job_name), std::pair("node name", &spec_.member.name),
           std::pair("tenant", &spec_.spec.tenant)}) {
@@ -154,10 +183,9 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_host_id(spec_.member.host_id);
     request.set_data_security(spec_.data_security);
     request.set_not_after_finish(spec_.not_after_finish);
-    request.set_job_secret(options_.job_secret);
     request.set_session_secret(session_secret_);
     scheduler::v1::JoinResponse response;
-    grpc::Status status = stub_->Join(&context, request, &response);
+    grpc::Status status = Ask(kJoin, &MembershipService::Stub::Join, context, request, &response);
     if (status.ok()) status = CheckVersion(options_.version, response.version(), options_.address);
     if (!status.ok()) return status;
     job_ = response.job_id();
@@ -177,16 +205,9 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_takes_changes(true);
     request.set_takes_aggregator_changes(true);
     last_view_.reset();
-    const auto stream = stub_->WatchViews(&context, request);
-    scheduler::v1::WatchViewsResponse response;
-    while (stream->Read(&response)) {
-      const grpc::Status status = OnMessage(response);
-      if (status.ok()) continue;
-      context.TryCancel();
-      stream->Finish();
-      return status;
-    }
-    return stream->Finish();
+    return calls_.Watch<scheduler::v1::WatchViewsRequest, scheduler::v1::WatchViewsResponse>(
+        kWatchViews, context, request, [this](const auto& response) { return OnMessage(response); },
+        [&] { return stub_->WatchViews(&context, request); });
   }
 
   grpc::Status OnMessage(const scheduler::v1::WatchViewsResponse& response) {
@@ -259,7 +280,8 @@ class SchedulerClient::Impl : private Session::Peer {
     request.set_ranks_ready(ranks_ready_);
     request.set_ranks_have_state(ranks_have_state_);
     scheduler::v1::RenewLeaseResponse response;
-    const grpc::Status status = stub_->RenewLease(&context, request, &response);
+    const grpc::Status status =
+        Ask(kRenew, &MembershipService::Stub::RenewLease, context, request, &response);
     if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
     return status;
   }
@@ -296,6 +318,7 @@ class SchedulerClient::Impl : private Session::Peer {
   membership::QuiesceFollower quiesce_;  // Owned by the watching thread.
   Session session_;
   const std::unique_ptr<MembershipService::Stub> stub_;
+  SealedCaller calls_;
 };
 
 SchedulerClient::SchedulerClient(SchedulerLinkOptions options, OnEvent on_event)
@@ -337,7 +360,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
       : options_(std::move(options)),
         on_event_(std::move(on_event)),
         session_(options_, this),
-        stub_(scheduler::v1::PoolService::NewStub(session_.channel())) {}
+        stub_(PoolService::NewStub(session_.channel())),
+        calls_(options_.job_secret, session_.channel(), options_.address) {}
   ~Impl() { session_.Stop(); }
 
   void Register(view::ViewAggregator aggregator) {
@@ -358,7 +382,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
             request.set_session_secret(session_secret_);
             request.set_leave(leave);
             request.set_text(CleanUtf8(text));
-            return stub_->DeregisterAggregator(&context, request, &response);
+            return Ask(kDeregister, &PoolService::Stub::DeregisterAggregator, context, request,
+                       &response);
           },
           timeout_ns);
     }
@@ -368,20 +393,34 @@ class AggregatorRegistration::Impl : private Session::Peer {
   }
 
  private:
-  grpc::Status Enter(grpc::ClientContext& context) override {
+  // Makes a call that has one answer.
+  template <typename Request, typename Response>
+  grpc::Status Ask(std::string_view name,
+                   grpc::Status (PoolService::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                             Response*),
+                   grpc::ClientContext& context, const Request& request, Response* response) {
+    return calls_.Call(name, context, request, response,
+                       [&] { return (stub_.get()->*method)(&context, request, response); });
+  }
+
+  grpc::Status Greet(grpc::ClientContext& context) override {
     if (const absl::Status address = CheckAddress("scheduler", options_.address); !address.ok()) {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(address.message()));
     }
+    return calls_.Greet(context);
+  }
+
+  grpc::Status Enter(grpc::ClientContext& context) override {
     if (const grpc::Status problem = CheckText("name", aggregator_.name); !problem.ok()) {
       return problem;
     }
     scheduler::v1::RegisterAggregatorRequest request;
     *request.mutable_version() = ToProto(options_.version);
     *request.mutable_aggregator() = ToProto(aggregator_);
-    request.set_job_secret(options_.job_secret);
     request.set_session_secret(session_secret_);
     scheduler::v1::RegisterAggregatorResponse response;
-    grpc::Status status = stub_->RegisterAggregator(&context, request, &response);
+    grpc::Status status =
+        Ask(kRegister, &PoolService::Stub::RegisterAggregator, context, request, &response);
     if (status.ok()) status = CheckVersion(options_.version, response.version(), options_.address);
     if (!status.ok()) return status;
     const int64_t lease_ns = NsFromDuration(response.lease_duration());
@@ -403,16 +442,9 @@ class AggregatorRegistration::Impl : private Session::Peer {
       held->set_job_id(job.value());
       held->set_epoch(epoch.value());
     }
-    const auto stream = stub_->WatchJobs(&context, request);
-    scheduler::v1::WatchJobsResponse response;
-    while (stream->Read(&response)) {
-      const grpc::Status status = OnMessage(response);
-      if (status.ok()) continue;
-      context.TryCancel();
-      stream->Finish();
-      return status;
-    }
-    return stream->Finish();
+    return calls_.Watch<scheduler::v1::WatchJobsRequest, scheduler::v1::WatchJobsResponse>(
+        kWatchJobs, context, request, [this](const auto& response) { return OnMessage(response); },
+        [&] { return stub_->WatchJobs(&context, request); });
   }
 
   grpc::Status OnMessage(const scheduler::v1::WatchJobsResponse& response) {
@@ -430,7 +462,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
           return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                               std::string(view.status().message()));
         }
-        OnJobView({response.job_view().job_name(), *std::move(view)}, response.job_view().quota());
+        OnJobView({response.job_view().job_name(), *std::move(view)}, response.job_view().quota(),
+                  response.job_view().gone());
         break;
       }
       case scheduler::v1::WatchJobsResponse::kJobViewChange: {
@@ -444,7 +477,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
         if (!view.ok()) {
           return grpc::Status(grpc::StatusCode::UNAVAILABLE, std::string(view.status().message()));
         }
-        OnJobView({told->second.job_name, *std::move(view)}, response.job_view_change().quota());
+        OnJobView({told->second.job_name, *std::move(view)}, response.job_view_change().quota(),
+                  response.job_view_change().gone());
         break;
       }
       case scheduler::v1::WatchJobsResponse::kJobQuota: {
@@ -471,12 +505,13 @@ class AggregatorRegistration::Impl : private Session::Peer {
     view::View view;
   };
 
-  void OnJobView(Told told, const scheduler::v1::JobQuota& quota) {
+  void OnJobView(Told told, const scheduler::v1::JobQuota& quota,
+                 const scheduler::v1::WatchJobsResponse::Gone& gone) {
     const JobId job = told.view.job;
     Epoch& held = held_[job];
     if (told.view.epoch > held) {
       held = told.view.epoch;
-      Tell(JobViewPublished{told.job_name, told.view, FromProto(quota)});
+      Tell(JobViewPublished{told.job_name, told.view, FromProto(quota), FromProto(gone)});
     } else {
       // Delivered again after a break of the stream, because the quota may have changed meanwhile.
       Tell(JobQuotaPublished{job, FromProto(quota)});
@@ -489,7 +524,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
     request.set_incarnation(aggregator_.incarnation.value());
     request.set_session_secret(session_secret_);
     scheduler::v1::RenewAggregatorResponse response;
-    const grpc::Status status = stub_->RenewAggregator(&context, request, &response);
+    const grpc::Status status =
+        Ask(kRenewAggregator, &PoolService::Stub::RenewAggregator, context, request, &response);
     if (status.ok()) session_.SetLease(NsFromDuration(response.lease_duration()));
     return status;
   }
@@ -518,7 +554,8 @@ class AggregatorRegistration::Impl : private Session::Peer {
   std::map<JobId, Epoch> held_;
   std::map<JobId, Told> told_;
   Session session_;
-  const std::unique_ptr<scheduler::v1::PoolService::Stub> stub_;
+  const std::unique_ptr<PoolService::Stub> stub_;
+  SealedCaller calls_;
 };
 
 AggregatorRegistration::AggregatorRegistration(SchedulerLinkOptions options, OnEvent on_event)

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "libs/base/ids.h"
+#include "libs/view/gone.h"
 #include "libs/view/job_quota.h"
 #include "libs/view/view.h"
 
@@ -84,6 +85,7 @@ struct JobViewPublished {
   view::View
       view;  // Its epoch is higher than any before it of this job; its digest has been checked.
   view::JobQuota quota = {};
+  view::Gone gone = {};
 };
 // For a job whose view was published.
 struct JobQuotaPublished {

@@ -184,17 +184,31 @@ int64_t Session::BackoffNs(int attempt) {
          static_cast<int64_t>(random_.Below(static_cast<uint64_t>(whole_ns) / 2 + 1));
 }
 
+// Makes a call on the watching thread. `timeout_ns` 0: without a deadline.
+grpc::Status Session::CallWatching(int64_t timeout_ns, const Word& made) {
+  Call call(this, &watch_call_);
+  if (timeout_ns > 0) SetDeadline(call.context, std::min(timeout_ns, options_.call_timeout_ns));
+  return CallGateAccess::Seen(made(call.context), call.context);
+}
+
+grpc::Status Session::Greet(int64_t timeout_ns) {
+  const grpc::Status status = CallWatching(
+      timeout_ns, [this](grpc::ClientContext& context) { return peer_->Greet(context); });
+  if (status.ok() || IsTransient(status) || !entered()) return status;
+  // Somebody else has the scheduler's address for now.
+  return {grpc::StatusCode::UNAVAILABLE, status.error_message()};
+}
+
 bool Session::EnterOrGiveUp() {
   const int64_t end_ns = SteadyNs() + options_.join_timeout_ns;
   grpc::Status reason;
   std::string delayed_text;
   for (int attempt = 0;; ++attempt) {
-    grpc::Status status;
-    {
-      Call call(this, &watch_call_);
-      const int64_t left_ns = std::max<int64_t>(end_ns - SteadyNs(), 1'000'000);
-      SetDeadline(call.context, std::min(left_ns, options_.call_timeout_ns));
-      status = CallGateAccess::Seen(peer_->Enter(call.context), call.context);
+    const int64_t left_ns = std::max<int64_t>(end_ns - SteadyNs(), 1'000'000);
+    grpc::Status status = Greet(left_ns);
+    if (status.ok()) {
+      status = CallWatching(left_ns,
+                            [this](grpc::ClientContext& context) { return peer_->Enter(context); });
     }
     const bool not_yet = status.error_code() == grpc::StatusCode::ABORTED;
     // The scheduler answers, and the member may wait.
@@ -226,11 +240,11 @@ bool Session::EnterOrGiveUp() {
 void Session::Watching() {
   if (!EnterOrGiveUp()) return;
   for (int attempt = 0;; ++attempt) {
-    grpc::Status status;
-    {
+    grpc::Status status = Greet(options_.call_timeout_ns);
+    if (status.ok()) {
       // Without a deadline. The other thread ends the call if no first message comes.
-      Call call(this, &watch_call_);
-      status = CallGateAccess::Seen(peer_->Watch(call.context), call.context);
+      status =
+          CallWatching(0, [this](grpc::ClientContext& context) { return peer_->Watch(context); });
     }
     bool was_attached = false;
     {

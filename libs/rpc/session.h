@@ -25,6 +25,8 @@ namespace talweg::rpc {
 //   kEntering --ok--> kWatching --stream ends--> (back-off) --> kWatching ... --refused--> kOut
 //        +------------ refused, or no answer for join_timeout_ns ---------------------> kOut
 //
+// Before it enters, and before each watch, it greets: the scheduler proves who it is.
+//
 // Two threads: one enters and reads the stream, the other renews the lease and sends words. Any
 // thread may call Start, Send and Stop.
 class Session {
@@ -33,6 +35,8 @@ class Session {
    public:
     virtual ~Peer() = default;
     // Calls that block until their context's deadline or cancellation.
+    // What a scheduler that fails this says puts nobody out who was let in before.
+    virtual grpc::Status Greet(grpc::ClientContext& context) = 0;
     virtual grpc::Status Enter(grpc::ClientContext& context) = 0;
     // Reads the stream to its end; calls Session::OnAttached for its first message.
     virtual grpc::Status Watch(grpc::ClientContext& context) = 0;
@@ -84,6 +88,8 @@ class Session {
   // Returns how long after a renewal the next one is due.
   int64_t RenewalNs(int64_t lease_ns) const;
   bool EnterOrGiveUp();
+  grpc::Status Greet(int64_t timeout_ns);
+  grpc::Status CallWatching(int64_t timeout_ns, const Word& made);
   void RenewOnce();
   void SendWords();
   void NoteAnswer(const grpc::Status& status);

@@ -173,10 +173,11 @@ void Aggregator::SayWhoCanConnect() const {
   const std::string warning = transport::NetworkWarning(NetworkOf(config_));
   if (!warning.empty()) {
     telemetry::Log(level, where, warning);
-  } else if (credentials_ == nullptr && !StaysHere(config_.scheduler)) {
-    telemetry::Log(telemetry::LogLevel::kWarning, where, "its keys reach the scheduler at ",
-                   config_.scheduler,
-                   " without TLS, so whoever is on that path has them; give tls_dir");
+  } else if (credentials_ == nullptr && job_secret_.empty() && !StaysHere(config_.scheduler)) {
+    telemetry::Log(
+        telemetry::LogLevel::kWarning, where, "its keys reach the scheduler at ", config_.scheduler,
+        " without TLS and without a job secret, so whoever is on that path has them; give "
+        "tls_dir, or a secret file (talweg secret)");
   }
 }
 

@@ -34,9 +34,9 @@ namespace talweg::aggregator {
 class Aggregator {
  public:
   // Binds the data and the admin address. Only gRPC's threads run until Run. `incarnation` is
-  // random. The aggregator shows `job_secret` to the scheduler. Without `credentials` there is no
-  // TLS. The lanes of a process share `link`; nullptr: there is one lane. `clock` and `link`
-  // outlive the aggregator. Errors name the cause and the remedy.
+  // random. What the aggregator says to the scheduler is sealed with `job_secret`. Without
+  // `credentials` there is no TLS. The lanes of a process share `link`; nullptr: there is one lane.
+  // `clock` and `link` outlive the aggregator. Errors name the cause and the remedy.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Create(
       const config::AggregatorConfig& config, Incarnation incarnation, const runtime::Clock* clock,
       std::string job_secret = "", std::shared_ptr<const rpc::Credentials> credentials = nullptr,

@@ -46,7 +46,7 @@ AggregatorDataPlane::~AggregatorDataPlane() {
 }
 
 void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::View& view,
-                                    const view::JobQuota& quota) {
+                                    const view::JobQuota& quota, const view::Gone& gone) {
   // Members would go on as if their declarations in that view were still known here.
   if (const auto over = ended_.EpochOf(view.job); over && view.epoch <= *over) {
     telemetry::Log(telemetry::LogLevel::kWarning, "job '", job_name, "' (", view.job,
@@ -83,7 +83,7 @@ void AggregatorDataPlane::OnJobView(const std::string& job_name, const view::Vie
                  Counted(view.members.size(), "member"), " and ",
                  Counted(view.aggregators.size(), "aggregator"));
   SetQuota(job, quota);
-  job.core.OnView(view, clock_->NowNs(), job.effects);
+  job.core.OnView(view, clock_->NowNs(), job.effects, gone);
   performer_.Perform(job);
   job.memory.ForgetPoolsBut(view);
 

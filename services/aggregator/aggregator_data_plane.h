@@ -50,7 +50,7 @@ class AggregatorDataPlane final : public runtime::Poller, private transport::Eve
   ~AggregatorDataPlane() override;
 
   void OnJobView(const std::string& job_name, const view::View& view,
-                 const view::JobQuota& quota = {});
+                 const view::JobQuota& quota = {}, const view::Gone& gone = {});
   // The job's quota has changed. Ignores unknown jobs.
   void OnJobQuota(JobId job, const view::JobQuota& quota);
   void OnJobClosed(JobId job, const std::string& text);

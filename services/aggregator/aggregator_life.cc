@@ -52,7 +52,7 @@ void AggregatorLife::OnSchedulerEvent(const rpc::AggregatorEvent& event) {
     result_ = refused->status;
     End();
   } else if (const auto* published = std::get_if<rpc::JobViewPublished>(&event)) {
-    data_plane_->OnJobView(published->job_name, published->view, published->quota);
+    data_plane_->OnJobView(published->job_name, published->view, published->quota, published->gone);
   } else if (const auto* quota = std::get_if<rpc::JobQuotaPublished>(&event)) {
     data_plane_->OnJobQuota(quota->job, quota->quota);
   } else if (const auto* closed = std::get_if<rpc::JobClosed>(&event)) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "libs/rpc/call_gate.h"
@@ -28,9 +29,11 @@ class Front {
 };
 
 // The Front outlives the server of its services. `credentials` and `gate` are the server's.
+// `job_secret` "": no call is sealed with one.
 std::unique_ptr<Front> MakeFront(Front::Post post,
                                  std::shared_ptr<const rpc::Credentials> credentials,
-                                 std::shared_ptr<rpc::CallGate> gate);
+                                 std::shared_ptr<rpc::CallGate> gate,
+                                 const std::string& job_secret);
 
 }  // namespace talweg::scheduler
 

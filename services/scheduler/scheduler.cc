@@ -31,7 +31,7 @@ class Scheduler::Impl : private runtime::Poller {
                 std::move(on_failure)),
         front_(MakeFront(
             [this](std::function<void(SchedulerDriver&)> work) { return Post(std::move(work)); },
-            options.server.credentials, options.server.gate)) {}
+            options.server.credentials, options.server.gate, options.job_secret)) {}
 
   ~Impl() override { Shutdown(0); }
 

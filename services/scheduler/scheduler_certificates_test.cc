@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -224,6 +225,41 @@ TEST_CASE("Scheduler: a certificate of another name does not speak for an aggreg
   renew.set_incarnation(200);
   renew.set_session_secret(victim.secret);
   CHECK(victim.Call(*victim.pool, &v1::PoolService::Stub::RenewAggregator, renew).ok());
+}
+
+TEST_CASE("Scheduler: a sealed call is for those who may make the call inside", "[scheduler]") {
+  Authority authority;
+  SchedulerOptions options;
+  options.job_secret = std::string(64, 's');
+  options.server.credentials = authority.Certify(Role::kScheduler);
+  const Daemon daemon(store::MakeMemoryStore(), options);
+  rpc::SchedulerLinkOptions link = Link(daemon.address());
+  link.job_secret = options.job_secret;
+  for (const auto& [role, name, why] :
+       {std::tuple(Role::kAggregator, "a0", "Join is for node"),
+        std::tuple(Role::kOperator, "", "Join is for node"),
+        std::tuple(Role::kViewer, "", "Greet is for aggregator or node or operator"),
+        std::tuple(Role::kNode, "another", "may not act as node of job 'mnist'")}) {
+    link.credentials = authority.Certify(role, name);
+    TestMember stranger(link, Spec(0, 1, 1));
+    const absl::Status status = stranger.Refusal();
+    CHECK(status.code() == absl::StatusCode::kPermissionDenied);
+    CHECK(Contains(Message(status), why));
+  }
+  link.credentials = authority.Certify(Role::kNode, "mnist");
+  {
+    Events<rpc::AggregatorEvent> events;
+    rpc::AggregatorRegistration pool(
+        link, [&](rpc::AggregatorEvent event) { events.Put(std::move(event)); });
+    pool.Register({.incarnation = Incarnation{200},
+                   .name = "a0",
+                   .data_address = "fi:tcp://x:1",
+                   .host_id = "h"});
+    CHECK(Contains(Message(events.Next<rpc::RegistrationRefused>().status),
+                   "RegisterAggregator is for aggregator"));
+  }
+  TestMember member(link, Spec(0, 1, 1));
+  member.events.Next<rpc::ViewPublished>();
 }
 
 }  // namespace

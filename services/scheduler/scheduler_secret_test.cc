@@ -197,15 +197,35 @@ TEST_CASE("Scheduler: with a job secret, only a caller that shows it joins and r
   options.job_secret = std::string(64, 's');
   const Daemon daemon(store::MakeMemoryStore(), options);
   rpc::SchedulerLinkOptions link = Link(daemon.address());
-  for (const std::string& shown : {std::string(), std::string(64, 't'), std::string(63, 's')}) {
-    link.job_secret = shown;
+  for (const std::string& own : {std::string(), std::string(64, 't'), std::string(63, 's')}) {
+    link.job_secret = own;
     TestMember stranger(link, Spec(0, 1, 1));
     const absl::Status status = stranger.Refusal();
     CHECK(status.code() == absl::StatusCode::kPermissionDenied);
-    CHECK(Contains(Message(status), "refuses the agent of node 0, which shows"));
+    CHECK(Contains(Message(status),
+                   own.empty() ? "refuses the agent of node 0, which shows no job secret"
+                               : "does not prove that it knows the job secret of this process"));
     CHECK(Contains(Message(status), "TALWEG_SECRET_FILE"));
     CHECK_FALSE(Contains(Message(status), "sss"));
   }
+  // An agent of an older release shows the secret itself.
+  Stranger older(daemon.address());
+  v1::JoinRequest join;
+  *join.mutable_version() = rpc::ToProto(rpc::Version{});
+  join.set_job_name("older");
+  *join.mutable_spec() = rpc::ToProto(Spec(0, 1, 1).spec);
+  join.mutable_id()->set_incarnation(7);
+  join.set_rank_count(1);
+  join.set_session_secret(rpc::NewSecret());
+  for (const std::string& shown : {std::string(), std::string(64, 't'), std::string(63, 's')}) {
+    join.set_job_secret(shown);
+    const grpc::Status status =
+        older.Call(older.members(), &v1::MembershipService::Stub::Join, join);
+    CHECK(status.error_code() == grpc::StatusCode::PERMISSION_DENIED);
+    CHECK(Contains(status.error_message(), "refuses the agent of node 0, which shows"));
+  }
+  join.set_job_secret(options.job_secret);
+  CHECK(older.Call(older.members(), &v1::MembershipService::Stub::Join, join).ok());
   Events<rpc::AggregatorEvent> events;
   const view::ViewAggregator aggregator{
       .incarnation = Incarnation{200}, .name = "a0", .data_address = "x", .host_id = "h"};

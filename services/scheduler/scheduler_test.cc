@@ -447,5 +447,25 @@ TEST_CASE("Scheduler: errors name bad bind addresses and taken ports", "[schedul
   if (six.ok()) CHECK((*six)->address() == "[::1]:" + std::to_string((*six)->port()));
 }
 
+TEST_CASE("Scheduler: an aggregator learns who has left a job before it came", "[scheduler]") {
+  const Daemon daemon(store::MakeMemoryStore());
+  TestAggregator a0(daemon.address(), "a0", 200);
+  // The job begins when both are there.
+  const auto spec = [](uint32_t node) {
+    rpc::JoinSpec spec = Spec(node, 1, 2, membership::LossPolicy::kContinue);
+    spec.spec.gather_ns = 600 * kSecond;
+    return spec;
+  };
+  TestMember first(Link(daemon.address()), spec(0));
+  {
+    TestMember second(Link(daemon.address()), spec(1));
+    CHECK(first.events.Next<rpc::ViewPublished>().view.members.size() == 2);
+  }
+  CHECK(first.events.Next<rpc::ViewPublished>().view.members.size() == 1);
+  TestAggregator a1(daemon.address(), "a1", 201);
+  const rpc::JobViewPublished published = a1.events.Next<rpc::JobViewPublished>();
+  CHECK(published.gone == view::Gone{.members = {spec(1).member.id}});
+}
+
 }  // namespace
 }  // namespace talweg::scheduler

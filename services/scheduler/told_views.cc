@@ -89,10 +89,12 @@ void ToldViews::Write(const membership::JobView& job, AggregatorTold& told,
     response.mutable_job_view()->set_job_name(job.job_name);
     *response.mutable_job_view()->mutable_view() = rpc::ToProto(*shown);
     *response.mutable_job_view()->mutable_quota() = rpc::ToProto(job.quota);
+    *response.mutable_job_view()->mutable_gone() = rpc::ToProto(job.gone);
     return;
   }
   *response.mutable_job_view_change()->mutable_change() = ToAggregators(base, shown).message;
   *response.mutable_job_view_change()->mutable_quota() = rpc::ToProto(job.quota);
+  *response.mutable_job_view_change()->mutable_gone() = rpc::ToProto(job.gone);
 }
 
 size_t ToldViews::BytesOf(const ViewPointer& view, const MemberTold& told) {
@@ -104,8 +106,9 @@ size_t ToldViews::BytesOf(const ViewPointer& view, const MemberTold& told) {
 
 size_t ToldViews::BytesOf(const membership::JobView& job, const AggregatorTold& told) {
   const auto base = told.views.find(job.view->job);
-  if (!told.takes_changes || base == told.views.end()) return BytesOf(*job.view);
-  return ToAggregators(base->second, ShownOf(job.view.pointer())).bytes;
+  const size_t gone_bytes = kEntryBytes * job.gone.members.size();
+  if (!told.takes_changes || base == told.views.end()) return BytesOf(*job.view) + gone_bytes;
+  return ToAggregators(base->second, ShownOf(job.view.pointer())).bytes + gone_bytes;
 }
 
 size_t ToldViews::BytesOf(const view::View& view) {

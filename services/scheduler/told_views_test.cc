@@ -124,10 +124,15 @@ TEST_CASE("ToldViews: an aggregator gets changes of each job, and no keys", "[sc
   CHECK(whole.job_view().job_name() == "mnist");
   const absl::StatusOr<view::View> base = rpc::FromProto(whole.job_view().view());
   REQUIRE(base.ok());
+  CHECK(rpc::FromProto(whole.job_view().gone()) == view::Gone{});
   const ViewPointer after = MakeView(2, 2, 3);
   v1::WatchJobsResponse response;
-  views.Write({.job_name = "mnist", .view = SharedView(after), .quota = {.tenant = "blue"}}, told,
-              response);
+  const view::Gone gone{.members = {{NodeRank{8}, Incarnation{9}}}, .is_everybody = true};
+  views.Write(
+      {.job_name = "mnist", .view = SharedView(after), .quota = {.tenant = "blue"}, .gone = gone},
+      told, response);
+  CHECK(rpc::FromProto(takes_changes ? response.job_view_change().gone()
+                                     : response.job_view().gone()) == gone);
   REQUIRE(response.has_job_view_change() == takes_changes);
   const absl::StatusOr<view::View> view =
       takes_changes ? rpc::Changed(*base, response.job_view_change().change())

@@ -39,7 +39,9 @@ size_t TextBytes(const MemberMessage& message) {
 }
 
 size_t TextBytes(const AggregatorMessage& message) {
-  if (const auto* job = std::get_if<JobView>(&message)) return job->job_name.size();
+  if (const auto* job = std::get_if<JobView>(&message)) {
+    return job->job_name.size() + job->gone.members.size() * sizeof(view::MemberIdentity);
+  }
   if (const auto* closed = std::get_if<JobClosed>(&message)) return closed->text.size();
   return 0;
 }

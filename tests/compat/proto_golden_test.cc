@@ -18,6 +18,7 @@
 #include "proto/talweg/scheduler/v1/membership.pb.h"
 #include "proto/talweg/scheduler/v1/pool.pb.h"
 #include "proto/talweg/scheduler/v1/scheduler.pb.h"
+#include "proto/talweg/scheduler/v1/sealed.pb.h"
 #include "tests/compat/proto_surface.h"
 
 namespace talweg {
@@ -49,7 +50,7 @@ TEST_CASE("Proto: no field, enum value or call means another thing than before",
   const auto now = SurfaceOf<config::v1::SchedulerConfig, agent::v1::GetStatusRequest,
                              aggregator::v1::GetStatusRequest, scheduler::v1::ListJobsRequest,
                              scheduler::v1::JoinRequest, scheduler::v1::RegisterAggregatorRequest,
-                             scheduler::v1::MemberId>();
+                             scheduler::v1::MemberId, scheduler::v1::GreetRequest>();
   const ProtoSurface golden = Read();
   for (const std::string& each : Breaks(golden, now)) FAIL_CHECK(each);
   if (const char* directory = std::getenv("TALWEG_GOLDEN_OUT"); directory != nullptr) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Searches for the secrets of a running job in all that its daemons show."""
+"""Searches for the secrets of a running job in all that its daemons show, and send."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _JOB_SECRET = hashlib.sha256(b"a job's secret").hexdigest()
 _FIELD_OF_32_BYTES = re.compile(rb"(?=\x20(.{32}))", re.DOTALL)
 _LISTENER_KEY = re.compile(rb"[/#]s([0-9a-f]{64})")
 _MEMBER_SEED = re.compile(rb"[/#]s\d+\.\d+\.\d+\.\d+\.([0-9a-f]{64})")
+_HASH = re.compile(rb"(?=([0-9a-f]{64}))")
 _EPOCHS = range(1, 10)
 
 
@@ -92,7 +93,6 @@ class SecretsTest(unittest.TestCase):
             for epoch in _EPOCHS
         }
         return {
-            "job secret": {bytes.fromhex(_JOB_SECRET), _JOB_SECRET.encode()},
             "session secret": sessions,
             "listener key": listeners,
             "member seed": seeds,
@@ -109,50 +109,74 @@ class SecretsTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout + done.stderr
 
+    def _run(self, cluster: Cluster, options: list[str]) -> tuple[bytes, dict[str, bytes], Path]:
+        """Runs a job. Returns what its scheduler's clients send and get, what daemons show, and the
+        scheduler's store."""
+        store = cluster.directory / "store"
+        options = [*options, "--log_level=debug"]
+        data = ["--data_transport=tcp", "--data_security=keyed"]
+        scheduler = cluster.scheduler([f"--store_path={store}", *options])
+        tap = _Tap(scheduler.addresses["listen"])
+        direct = Daemon(scheduler.name, scheduler.process, {"addresses": dict(scheduler.addresses)})
+        scheduler.addresses["listen"] = tap.address
+        pool = types.SimpleNamespace(
+            scheduler=scheduler,
+            aggregators=[cluster.aggregator(tap.address, "a0", [*options, *data])],
+        )
+        job = Job(
+            cluster,
+            beside=cast(Any, pool),
+            agent_options=[*options, *data],
+            options_of_agent=lambda node: [f"--trace_path={cluster.directory}/trace{node}"],
+        )
+        shown = {"scheduler": self._ask_everything(direct, "listen")}
+        for daemon in (*job.aggregators, *job.agents):
+            shown[daemon.name] = self._ask_everything(daemon, "admin")
+        for rank in job.all_ranks():
+            rank.goes_on()
+        self.assertIn(b"data_address", b"".join(shown.values()).replace(b"dataA", b"data_a"))
+        for daemon in (job.scheduler, *job.aggregators, *job.agents):
+            shown[f"log of {daemon.name}"] = cluster.log(daemon).encode()
+            self._look_at(daemon.name, daemon.process.pid, shown)
+        for number, rank in enumerate(job.all_ranks()):
+            self._look_at(f"rank {number}", rank.process.pid, shown)
+        return tap.carried(), shown, store
+
     def test_no_daemon_shows_a_secret(self) -> None:
         with Cluster() as cluster:
-            secret = cluster.directory / "secret"
-            secret.touch(mode=0o600)
-            secret.write_text(_JOB_SECRET + "\n")
-            store = cluster.directory / "store"
-            options = [f"--secret_file={secret}", "--log_level=debug"]
-            data = ["--data_transport=tcp", "--data_security=keyed"]
-            scheduler = cluster.scheduler([f"--store_path={store}", *options])
-            tap = _Tap(scheduler.addresses["listen"])
-            direct = Daemon(
-                scheduler.name, scheduler.process, {"addresses": dict(scheduler.addresses)}
-            )
-            scheduler.addresses["listen"] = tap.address
-            pool = types.SimpleNamespace(
-                scheduler=scheduler,
-                aggregators=[cluster.aggregator(tap.address, "a0", [*options, *data])],
-            )
-            job = Job(
-                cluster,
-                beside=cast(Any, pool),
-                agent_options=[*options, *data],
-                options_of_agent=lambda node: [f"--trace_path={cluster.directory}/trace{node}"],
-            )
-            shown = {"scheduler": self._ask_everything(direct, "listen")}
-            for daemon in (*job.aggregators, *job.agents):
-                shown[daemon.name] = self._ask_everything(daemon, "admin")
-            for rank in job.all_ranks():
-                rank.goes_on()
-            secrets = self._secrets(tap.carried(), store)
-            self.assertIn(b"data_address", b"".join(shown.values()).replace(b"dataA", b"data_a"))
-            for daemon in (job.scheduler, *job.aggregators, *job.agents):
-                shown[f"log of {daemon.name}"] = cluster.log(daemon).encode()
-                self._look_at(daemon.name, daemon.process.pid, shown)
-            for number, rank in enumerate(job.all_ranks()):
-                self._look_at(f"rank {number}", rank.process.pid, shown)
+            carried, shown, store = self._run(cluster, ["--secret_file=none"])
+            secrets = self._secrets(carried, store)
             self._search(shown, secrets)
-            # The search finds what is there. What the tap has seen are all secrets but the keys.
+            # The search finds what is there. Without a job secret a tap sees all secrets but keys.
             for kind, each in secrets.items():
                 self.assertTrue(each, kind)
                 if kind == "member key":
                     continue
                 with self.assertRaises(AssertionError, msg=kind):
-                    self._search({"tap": tap.carried()}, {kind: each})
+                    self._search({"tap": carried}, {kind: each})
+
+    def test_with_a_job_secret_no_secret_is_sent(self) -> None:
+        with Cluster() as cluster:
+            secret = cluster.directory / "secret"
+            secret.touch(mode=0o600)
+            secret.write_text(_JOB_SECRET + "\n")
+            carried, shown, store = self._run(cluster, [f"--secret_file={secret}"])
+            stored = _stored(store)
+            listeners = {bytes.fromhex(key.decode()) for key in _LISTENER_KEY.findall(stored)}
+            self.assertTrue(listeners)
+            secrets = {
+                "job secret": {bytes.fromhex(_JOB_SECRET), _JOB_SECRET.encode()},
+                "listener key": listeners,
+            }
+            self._search({"tap": carried, **shown}, secrets)
+            self.assertGreater(len(carried), 2000)
+            self.assertFalse(_LISTENER_KEY.search(carried))
+            self.assertFalse(_MEMBER_SEED.search(carried))
+            # The store knows a session secret by its SHA-256. None of the bytes sent are one.
+            hashes = {match[1].decode() for match in _HASH.finditer(stored)}
+            self.assertTrue(hashes)
+            windows = (carried[at : at + 32] for at in range(len(carried) - 31))
+            self.assertFalse(hashes & {hashlib.sha256(each).hexdigest() for each in windows})
 
     def _look_at(self, name: str, pid: int, shown: dict[str, bytes]) -> None:
         for file in ("cmdline", "environ"):

@@ -20,6 +20,7 @@ _NOBODY = "nobody"  # A client that knows the authority, and shows no certificat
 _READERS = {"operator", "viewer"}
 _NODES = {"node:default"}
 _AGGREGATORS = {"aggregator:a0"}
+_SEALERS = {*_NODES, *_AGGREGATORS, "operator"}
 _MAY_CALL = {
     f"{_SCHEDULER}.MembershipService/Join": _NODES,
     f"{_SCHEDULER}.MembershipService/RenewLease": _NODES,
@@ -31,6 +32,10 @@ _MAY_CALL = {
     f"{_SCHEDULER}.PoolService/RenewAggregator": _AGGREGATORS,
     f"{_SCHEDULER}.PoolService/DeregisterAggregator": _AGGREGATORS,
     f"{_SCHEDULER}.PoolService/WatchJobs": _AGGREGATORS,
+    # scheduler_certificates_test has what is inside.
+    f"{_SCHEDULER}.SealedService/Greet": _SEALERS,
+    f"{_SCHEDULER}.SealedService/Call": _SEALERS,
+    f"{_SCHEDULER}.SealedService/Watch": _SEALERS,
     f"{_SCHEDULER}.AdminService/ListJobs": _READERS,
     f"{_SCHEDULER}.AdminService/GetJob": _READERS,
     f"{_SCHEDULER}.AdminService/ListAggregators": _READERS,

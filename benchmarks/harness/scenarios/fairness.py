@@ -33,6 +33,7 @@ _MANNERS = {
     "refused": "contributes to tensors that nobody has declared",
     "garbage": "sends bytes that are not a frame",
     "silent": "holds 400 connections and says nothing",
+    "deaf": "asks without end for answers of 2000 bytes, and hardly reads them",
 }
 _SIZES = {
     "smoke": ("64KiB",),
@@ -43,7 +44,7 @@ _SIZES = {
 _TCP, _FABRIC = "tcp", "libfabric"
 # The data transports of both jobs, and the manners that are tried over each.
 _MANNERS_OVER: dict[str, Sequence[str]] = {_TCP: tuple(_MANNERS), _FABRIC: ("garbage",)}
-_SMOKE_MANNERS_OVER: dict[str, Sequence[str]] = {_TCP: ("greedy",), _FABRIC: ("garbage",)}
+_SMOKE_MANNERS_OVER: dict[str, Sequence[str]] = {_TCP: ("greedy", "deaf"), _FABRIC: ("garbage",)}
 # How often the attacker comes and goes.
 _TURNS = {"smoke": 1, "quick": 3, "default": 7, "full": 15}
 # A measurement lasts so many of the mode's batches.

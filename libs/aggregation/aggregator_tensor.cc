@@ -23,7 +23,7 @@ std::string Describe(const Agreement& agreement) {
   if (!agreement.group.empty()) text += " among " + Describe(agreement.group);
   if (agreement.IsDead()) return text + ", one of which has left";
   if (!agreement.collective.has_root()) return text;
-  return text + (agreement.collective.gives == Share::kRoot ? " from rank " : " to rank ") +
+  return text + (agreement.collective.from_root() ? " from rank " : " to rank ") +
          std::to_string(agreement.root_rank);
 }
 

@@ -44,7 +44,7 @@ uint64_t RecordBytes(const wire::Declare& entry) {
 Round HeldBy(const AggregatorTensor& tensor) {
   // If not all members take part in each slice, the slices here may be summed without this member.
   // No round is over without it.
-  if (tensor.local.empty() || tensor.agreed->collective.gives == Share::kRow) return tensor.held;
+  if (tensor.local.empty() || tensor.agreed->collective.is_pairwise()) return tensor.held;
   Round summed = tensor.local.front().round.standing().round;
   for (const LocalSlice& slice : tensor.local) {
     summed = std::min(summed, slice.round.standing().round);

@@ -136,6 +136,29 @@ TEST_CASE("Collective: every part has somebody that gives it and somebody that g
   }
 }
 
+TEST_CASE("Collective: a rank gives as many parts as its collective says", "[base]") {
+  for (const CollectiveRow& row : kCollectives) {
+    INFO(row.name);
+    const Collective collective = {.gives = row.gives, .gets = row.gets, .element_count = 3};
+    CHECK(collective.from_root() == (row.name == "broadcast" || row.name == "scatter"));
+    CHECK(collective.is_pairwise() == (row.name == "all_to_all"));
+    for (uint32_t rank_count = 1; rank_count <= 4; ++rank_count) {
+      const uint32_t root = rank_count - 1;
+      CHECK(collective.CanCountParts(rank_count));
+      for (uint32_t rank = 0; rank < rank_count; ++rank) {
+        if (collective.from_root() && rank != root) continue;
+        uint32_t given = 0;
+        for (uint32_t part = 0; part < collective.part_count(rank_count); ++part) {
+          given += collective.Gives(part, rank, rank_count, root) ? 1 : 0;
+        }
+        CHECK(collective.parts_given(rank_count) == given);
+      }
+    }
+    // The number of parts has 32 bits.
+    CHECK(collective.CanCountParts(0x10000) == !collective.is_pairwise());
+  }
+}
+
 TEST_CASE("Collective: parts begin on cache lines, and a whole tensor has its own length",
           "[base]") {
   const Collective sum = Collective::Of(DType::kF32, Op::kSum, 5);

@@ -112,9 +112,14 @@ struct Collective {
 
   // Whether each part is given by one rank.
   constexpr bool copies() const { return gives != Share::kWhole; }
+  // Whether a root gives all parts. Otherwise the root, if there is one, gets them.
+  constexpr bool from_root() const { return gives == Share::kRoot; }
   constexpr bool has_root() const { return gives == Share::kRoot || gets == Share::kRoot; }
   // Whether every rank gets the whole result. Then any rank that has it can give it to the others.
   constexpr bool all_get_all() const { return gets == Share::kWhole; }
+  // Whether a rank takes part only in the parts that it gives or gets. In other collectives every
+  // rank takes part in every part, if only to say that it has nothing to give.
+  constexpr bool is_pairwise() const { return gives == Share::kRow; }
   // Whether a round needs every rank that was there when the tensor was declared.
   constexpr bool ends_with_any_rank() const { return side || needs_every_rank(); }
   // Whether the parts belong to ranks: without one of these the collective would mean something
@@ -124,6 +129,23 @@ struct Collective {
   constexpr uint32_t part_count(uint32_t rank_count) const {
     if (gives == Share::kRow) return rank_count * rank_count;
     return needs_every_rank() ? rank_count : 1;
+  }
+  // Whether part_count() can count the parts.
+  constexpr bool CanCountParts(uint32_t rank_count) const {
+    return gives != Share::kRow || rank_count <= 0xffff;
+  }
+  // How many parts each rank gives, if every rank gives that many consecutive parts of its own;
+  // otherwise the number of all parts.
+  constexpr uint32_t parts_given(uint32_t rank_count) const {
+    switch (gives) {
+      case Share::kOwn: return 1;
+      case Share::kRow: return rank_count;
+      case Share::kWhole:
+      case Share::kRoot:
+      case Share::kColumn:
+      case Share::kUnspecified: break;
+    }
+    return part_count(rank_count);
   }
   constexpr uint64_t part_bytes() const { return element_count * DTypeSize(dtype); }
   // From one part to the next. Parts begin on cache lines, even parts without bytes.

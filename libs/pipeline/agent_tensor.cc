@@ -39,7 +39,7 @@ std::vector<uint32_t> AgentTensor::MissingNodes() const {
 
 void AgentTensor::ResetSlices() {
   slice_states.Reset(slices.size());
-  if (spec.collective.gives != Share::kRow) return;
+  if (!spec.collective.is_pairwise()) return;
   for (size_t i = 0; i < slices.size(); ++i) {
     const uint32_t part = spec.collective.part_at(slices[i].offset_bytes);
     if (!participation.TakesPart(self, part)) slice_states.Set(i, SliceState::kExempt);

@@ -82,7 +82,7 @@ std::string SpecProblem(const TensorSpec& spec, const ViewState& views,
 std::string Describe(const TensorSpec& spec) {
   std::string text = talweg::Describe(spec.collective);
   if (spec.collective.has_root()) {
-    text += (spec.collective.gives == Share::kRoot ? " from rank " : " to rank ") +
+    text += (spec.collective.from_root() ? " from rank " : " to rank ") +
             std::to_string(spec.root_rank);
   }
   if (spec.ranks.empty()) return text;

@@ -62,7 +62,7 @@ Participation::Participation(const View& view, const Collective& collective, con
 
 uint32_t Participation::GivingRanks(MemberIndex member, uint32_t part) const {
   const std::vector<LocalPart>& ranks = ranks_of_[member.value()];
-  if (collective_.gives == Share::kWhole) return static_cast<uint32_t>(ranks.size());
+  if (!collective_.copies()) return static_cast<uint32_t>(ranks.size());
   return static_cast<uint32_t>(std::count_if(
       ranks.begin(), ranks.end(), [&](const LocalPart& rank) { return Gives(rank, part); }));
 }
@@ -75,13 +75,13 @@ bool Participation::Gets(MemberIndex member, uint32_t part) const {
 
 bool Participation::TakesPart(MemberIndex member, uint32_t part) const {
   const std::vector<LocalPart>& ranks = ranks_of_[member.value()];
-  if (collective_.gives != Share::kRow) return !ranks.empty();
+  if (!collective_.is_pairwise()) return !ranks.empty();
   return std::any_of(ranks.begin(), ranks.end(),
                      [&](const LocalPart& rank) { return Gives(rank, part) || Gets(rank, part); });
 }
 
 uint32_t Participation::TakerCount(uint32_t part) const {
-  if (collective_.gives != Share::kRow) return member_count_;
+  if (!collective_.is_pairwise()) return member_count_;
   uint32_t count = 0;
   for (uint32_t m = 0; m < ranks_of_.size(); ++m) count += TakesPart(MemberIndex{m}, part) ? 1 : 0;
   return count;

@@ -154,7 +154,7 @@ std::vector<Site> SitesOf(const View& view, const Collective& collective, const 
     const std::optional<size_t> host = HostOfPart(collective, part, hosts);
     (host ? sites[*host] : others).parts.push_back(part);
   }
-  if (collective.gives == Share::kWhole) {
+  if (!collective.copies()) {
     const size_t host_count = hosts.CountOfRanks();
     for (const Site& site : sites) {
       if (site.parts.size() * (host_count - 1) > striped.front().parts.size()) return striped;

@@ -338,7 +338,7 @@ void AgentProcess::CheckTravels(const wire::Contribute& entry) const {
     const auto count = static_cast<uint32_t>(group.size());
     for (uint32_t i = 0; i < count; ++i) {
       const bool is_there = core().views().present()->IndexOf(group[i].node).has_value();
-      const bool takes_part = plan->collective().gives != Share::kRow ||
+      const bool takes_part = !plan->collective().is_pairwise() ||
                               plan->collective().Gives(part, i, count, count) ||
                               plan->collective().Gets(part, i, count, count);
       if (is_there && takes_part && group[i].node.value() != config_.node) return;

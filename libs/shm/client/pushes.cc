@@ -191,7 +191,7 @@ std::byte* Pushes::OwnPlace(const RankTensor& tensor, const std::byte* data,
 
 void Pushes::CopyIn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                     std::byte* contribution, std::byte* own) {
-  const bool others_get_all = tensor.collective.gets == Share::kWhole;
+  const bool others_get_all = tensor.collective.all_get_all();
   uint64_t copied = 0;
   ForEachGiven(tensor.gives, tensor.buffer, data, parts,
                [&](uint32_t part, const std::byte* from, uint64_t bytes) {
@@ -237,7 +237,7 @@ RankStatus Pushes::AddIn(RankTensor& tensor, const void* data, std::byte* contri
 
 void Pushes::CopyOwn(const RankTensor& tensor, const std::byte* data, const PushedParts& parts,
                      std::byte* own) {
-  if (tensor.collective.gets == Share::kWhole) return;  // It went there with the other parts.
+  if (tensor.collective.all_get_all()) return;  // It went there with the other parts.
   ForEachGiven(tensor.gives, tensor.buffer, data, parts,
                [&](uint32_t part, const std::byte* from, uint64_t bytes) {
                  if (!tensor.Gets(part) || own == from) return;

@@ -41,7 +41,7 @@ struct Parts {
 
 // The one rank that gives `part`, if the collective copies.
 constexpr uint32_t GiverOf(Share gives, uint32_t part, uint32_t rank_count, uint32_t root) {
-  return gives == Share::kRoot ? root : gives == Share::kRow ? part / rank_count : part;
+  return HolderOf(gives, part, rank_count).value_or(root);
 }
 
 // A buffer for one contribution or one result of a tensor:
@@ -56,9 +56,7 @@ struct BufferShape {
   uint64_t part_bytes = 0;    // In one part, at most.
   uint64_t stride_bytes = 0;  // From one part to the next.
   uint32_t part_count = 1;
-  // How many parts each rank gives, if every rank gives that many consecutive parts of its own;
-  // otherwise the number of all parts.
-  uint32_t parts_given = 1;
+  uint32_t parts_given = 1;  // As Collective::parts_given.
   uint32_t element_bytes = 1;
   // All ranks get the same, so ranks that sum a large tensor share the work.
   bool all_get_one = true;
@@ -68,7 +66,7 @@ struct BufferShape {
     const uint64_t element_bytes = DTypeSize(collective.dtype);
     if (element_bytes == 0 || rank_count == 0 ||
         collective.element_count > kTensorBytesMax / element_bytes ||
-        (collective.gives == Share::kRow && rank_count > 0xffff)) {
+        !collective.CanCountParts(rank_count)) {
       return false;
     }
     const uint64_t part = collective.stride_bytes() + sizeof(uint32_t);
@@ -80,9 +78,7 @@ struct BufferShape {
             .part_bytes = collective.part_bytes(),
             .stride_bytes = collective.stride_bytes(),
             .part_count = collective.part_count(rank_count),
-            .parts_given = collective.gives == Share::kOwn   ? 1
-                           : collective.gives == Share::kRow ? rank_count
-                                                             : collective.part_count(rank_count),
+            .parts_given = collective.parts_given(rank_count),
             .element_bytes = static_cast<uint32_t>(DTypeSize(collective.dtype)),
             .all_get_one = collective.all_get_all() && !collective.needs_every_rank()};
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -59,6 +61,11 @@ class Impostor {
     const std::lock_guard lock(mutex_);
     return count_;
   }
+  // Waits until it has heard that many requests.
+  void WaitFor(int count) {
+    std::unique_lock lock(mutex_);
+    REQUIRE(changed_.wait_for(lock, kPatience, [&] { return count_ >= count; }));
+  }
 
  private:
   template <typename Request>
@@ -66,6 +73,7 @@ class Impostor {
     const std::lock_guard lock(mutex_);
     heard_ += request.SerializeAsString();
     ++count_;
+    changed_.notify_all();
     return {grpc::StatusCode::FAILED_PRECONDITION, "the impostor puts you out"};
   }
 
@@ -123,6 +131,7 @@ class Impostor {
   };
 
   mutable std::mutex mutex_;
+  std::condition_variable changed_;
   std::string heard_;
   int count_ = 0;
   Sealed sealed_;
@@ -253,7 +262,7 @@ TEST_CASE("Scheduler: an impostor that gets its port for a while puts no member 
   {
     Impostor impostor(AnotherSecret, address);
     member.events.Next<rpc::Unreachable>();
-    while (impostor.count() < 3) std::this_thread::yield();
+    impostor.WaitFor(3);
     CHECK_FALSE(Contains(impostor.heard(), "ssssssss"));
     CHECK_FALSE(Contains(impostor.heard(), "mnist"));
   }

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "libs/base/counted.h"
+#include "libs/membership/perform.h"
 #include "libs/rpc/authorization.h"
 #include "libs/rpc/conversion.h"
 #include "libs/rpc/secret.h"
@@ -105,22 +106,39 @@ absl::Status SchedulerDriver::Do(const Event& event) {
   return Perform(effects);
 }
 
-absl::Status SchedulerDriver::Perform(const std::vector<Effect>& effects) {
-  for (const Effect& effect : effects) {
-    if (const auto* persist = std::get_if<membership::Persist>(&effect)) {
-      TALWEG_RETURN_IF_ERROR(Persist(persist->write));
-    } else if (const auto* tell = std::get_if<membership::TellMember>(&effect)) {
-      watches_.Tell(*tell, clock_->NowNs());
-    } else if (const auto* tell = std::get_if<membership::TellAggregator>(&effect)) {
-      watches_.Tell(*tell, clock_->NowNs());
-    } else if (const auto* close = std::get_if<membership::CloseStream>(&effect)) {
-      watches_.Close(close->stream, absl::Status(CodeOf(close->why.code), close->why.text),
-                     clock_->NowNs());
-    } else {
-      telemetry::Log(telemetry::LogLevel::kInfo, std::get<membership::Note>(effect).text);
-    }
+class SchedulerDriver::Performer final : public membership::EffectSink {
+ public:
+  explicit Performer(SchedulerDriver* driver) : driver_(driver) {}
+
+  bool Store(const membership::StoreWrite& write) override {
+    status_ = driver_->Persist(write);
+    return status_.ok();
   }
-  return absl::OkStatus();
+  void Tell(const membership::TellMember& told) override {
+    driver_->watches_.Tell(told, driver_->clock_->NowNs());
+  }
+  void Tell(const membership::TellAggregator& told) override {
+    driver_->watches_.Tell(told, driver_->clock_->NowNs());
+  }
+  void Close(const membership::CloseStream& closed) override {
+    driver_->watches_.Close(closed.stream, absl::Status(CodeOf(closed.why.code), closed.why.text),
+                            driver_->clock_->NowNs());
+  }
+  void Say(const membership::Note& note) override {
+    telemetry::Log(telemetry::LogLevel::kInfo, note.text);
+  }
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  SchedulerDriver* const driver_;
+  absl::Status status_;
+};
+
+absl::Status SchedulerDriver::Perform(const std::vector<Effect>& effects) {
+  Performer performer(this);
+  membership::Perform(effects, performer);
+  return performer.status();
 }
 
 absl::Status SchedulerDriver::Persist(const membership::StoreWrite& write) {

@@ -86,6 +86,7 @@ class SchedulerDriver {
   // Runs one event of the scheduler core, and performs its effects. Fails if the store does.
   template <typename Event>
   absl::Status Do(const Event& event);
+  class Performer;
   absl::Status Perform(const std::vector<membership::Effect>& effects);
   absl::Status Persist(const membership::StoreWrite& write);
   absl::Status ToStatus(const membership::Answer& answer);

@@ -3,9 +3,10 @@
 
 #include <algorithm>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
+
+#include "libs/membership/perform.h"
 
 namespace talweg::sim {
 namespace {
@@ -295,36 +296,46 @@ bool SchedulerProcess::DiesAt(const membership::StoreWrite& write) {
   return true;
 }
 
+// Performs effects as the daemon does. After the scheduler was killed, nothing is performed.
 void SchedulerProcess::Perform(std::vector<membership::Effect>& effects) {
-  for (membership::Effect& effect : effects) {
-    const auto* persist = std::get_if<membership::Persist>(&effect);
-    if (persist != nullptr && DiesAt(persist->write)) return;
-    if (DiesBehind(effect)) return;
-    std::visit(
-        [this](auto& each) {
-          using Each = std::decay_t<decltype(each)>;
-          if constexpr (std::is_same_v<Each, membership::Persist>) {
-            Store(each.write);
-          } else if constexpr (std::is_same_v<Each, membership::TellMember>) {
-            if (const auto* view = std::get_if<membership::SharedView>(&each.message)) {
-              OnViewTold(**view);
-            }
-            Tell(each.stream, std::move(each.message));
-          } else if constexpr (std::is_same_v<Each, membership::TellAggregator>) {
-            if (const auto* view = std::get_if<membership::JobView>(&each.message)) {
-              OnViewTold(*view->view);
-            }
-            Tell(each.stream, std::move(each.message));
-          } else if constexpr (std::is_same_v<Each, membership::CloseStream>) {
-            EndStream(each.stream, each.why);
-          } else {
-            trace_->Add(timeline_->now_ns(), "scheduler", each.text);
-            NoteText(each.text);
-            if (core_ != nullptr) CheckNote(each.text);
-          }
-        },
-        effect);
-  }
+  class Performer final : public membership::EffectSink {
+   public:
+    explicit Performer(SchedulerProcess* scheduler) : scheduler_(scheduler) {}
+
+    bool Store(const membership::StoreWrite& write) override {
+      if (scheduler_->DiesAt(write)) return false;
+      scheduler_->Store(write);
+      return true;
+    }
+    void Tell(const membership::TellMember& told) override {
+      is_killed_ = is_killed_ || scheduler_->DiesBehind(told);
+      if (is_killed_) return;
+      const auto* const view = std::get_if<membership::SharedView>(&told.message);
+      if (view != nullptr) scheduler_->OnViewTold(**view);
+      scheduler_->Tell(told.stream, told.message);
+    }
+    void Tell(const membership::TellAggregator& told) override {
+      if (is_killed_) return;
+      const auto* const view = std::get_if<membership::JobView>(&told.message);
+      if (view != nullptr) scheduler_->OnViewTold(*view->view);
+      scheduler_->Tell(told.stream, told.message);
+    }
+    void Close(const membership::CloseStream& closed) override {
+      if (!is_killed_) scheduler_->EndStream(closed.stream, closed.why);
+    }
+    void Say(const membership::Note& note) override {
+      if (is_killed_) return;
+      scheduler_->trace_->Add(scheduler_->timeline_->now_ns(), "scheduler", note.text);
+      scheduler_->NoteText(note.text);
+      if (scheduler_->core_ != nullptr) scheduler_->CheckNote(note.text);
+    }
+
+   private:
+    SchedulerProcess* const scheduler_;
+    bool is_killed_ = false;
+  };
+  Performer performer(this);
+  membership::Perform(effects, performer);
 }
 
 void SchedulerProcess::CallTimes(int copies, HostIndex from, Request request,

@@ -27,8 +27,8 @@ def require_dense(tensor: torch.Tensor) -> None:
     """Raises InvalidArgument for a sparse or nested tensor."""
     if tensor.layout != torch.strided:
         raise InvalidArgument(
-            f"a tensor of layout {tensor.layout} cannot be pushed: use push_pull_sparse(), or "
-            "tensor.to_dense()"
+            f"a tensor of layout {tensor.layout} cannot be pushed: use tensor.to_dense(), or "
+            "push_pull_sparse()"
         )
     if tensor.is_nested:
         raise InvalidArgument("a nested tensor cannot be pushed: push each of its tensors")

@@ -16,7 +16,7 @@ from talweg import _interrupts
 from talweg._exchange.adapter import DENSE, UNKNOWN, Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.forms import Forms
 from talweg._exchange.marks import BATCH, BATCH_AND_LOSS, NO_BATCH, Marks
-from talweg._exchange.names import Names, digest_of
+from talweg._exchange.names import FROZEN, Names, digest_of
 from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
 from talweg._exchange.thaws import Thaws
 from talweg.errors import InternalError, InvalidArgument
@@ -28,7 +28,7 @@ _MARKS_PRIORITY = 2**30
 def _texts(parameters: Iterable[Parameter], frozen: Collection[int]) -> list[str]:
     """Returns what ranks compare: a text for each parameter."""
     return [
-        f"{parameter}, frozen" if index in frozen else str(parameter)
+        f"{parameter}{FROZEN}" if index in frozen else str(parameter)
         for index, parameter in enumerate(parameters)
     ]
 

@@ -10,6 +10,8 @@ from talweg._exchange.adapter import Adapter
 from talweg.errors import Mismatch
 
 DIGEST_BYTES = 8
+# How the text of a parameter ends that is frozen, where ranks compare that.
+FROZEN = ", frozen"
 
 
 def digest_of(texts: Iterable[str]) -> bytes:
@@ -54,7 +56,8 @@ class Names:
                     f"{texts[place]} at rank {rank}"
                 )
                 break
+        is_frozen = any(each.endswith(FROZEN) for texts in told.values() for each in texts)
         self.mismatch = Mismatch(
             f"'{self._name}': {text}: build the same model, with its parameters in one order, at "
-            "every rank, and freeze and thaw them at all ranks alike"
+            "every rank" + ", and freeze and thaw them at all ranks alike" * is_frozen
         )

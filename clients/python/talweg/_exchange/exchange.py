@@ -25,8 +25,9 @@ from talweg.errors import InternalError, InvalidArgument
 _MARKS_PRIORITY = 2**30
 
 
-def _texts(parameters: Iterable[Parameter], frozen: Collection[int]) -> list[str]:
-    """Returns what ranks compare: a text for each parameter."""
+def _texts(parameters: Iterable[Parameter], indices: Iterable[int]) -> list[str]:
+    """Returns what ranks compare: a text for each parameter. Those of `indices` are frozen."""
+    frozen = set(indices)
     return [
         f"{parameter}{FROZEN}" if index in frozen else str(parameter)
         for index, parameter in enumerate(parameters)

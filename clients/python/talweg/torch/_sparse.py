@@ -36,6 +36,12 @@ def of_rows(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> t
     )
 
 
+def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Returns a coalesced COO tensor, with other values."""
+    result = torch.sparse_coo_tensor(tensor.indices(), values, tensor.shape, check_invariants=False)
+    return result._coalesced_(True)
+
+
 def without_rows(like: torch.Tensor, dimensions: int) -> torch.Tensor:
     """Returns a COO tensor of zeros, with so many sparse dimensions."""
     indices = torch.empty((dimensions, 0), dtype=torch.int64, device=like.device)

@@ -85,19 +85,17 @@ class ChosenAverager(GradientAverager):
                 f"the gradient of '{self.exchange.name_of(tensor.index)}' is sparse: only averages "
                 "and sums of such ones are offered; use sparse_as_dense=True"
             )
-        own = gradient.coalesce()
-        values, context = choices.compression.compress(own.values())
-        pushed = torch.sparse_coo_tensor(own.indices(), values, own.shape, check_invariants=False)
         factors = Factors(choices.prescale, choices.postscale)
         of = (choices.op, tensor.name, tensor.priority, self.process_set, factors)
-        handle = _sparse.start_sum(self.client, pushed, *of)
+        if choices.compression is NoneCompressor:
+            return _sparse.start_sum(self.client, gradient, *of)
+        own = gradient.coalesce()
+        values, context = choices.compression.compress(own.values())
+        handle = _sparse.start_sum(self.client, _sparse.with_values(own, values), *of)
 
         def restore() -> None:
-            summed = handle.result
-            values = choices.compression.decompress(summed.values(), context)
-            handle.result = torch.sparse_coo_tensor(
-                summed.indices(), values, summed.shape, check_invariants=False
-            )
+            values = choices.compression.decompress(handle.result.values(), context)
+            handle.result = _sparse.with_values(handle.result, values)
 
         return _tensors.and_then(handle, restore)
 

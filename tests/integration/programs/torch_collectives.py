@@ -11,7 +11,7 @@ import talweg
 import talweg.torch as tw
 import torch
 from expected_errors import expect
-from numeric_reference import expected, sample
+from numeric_reference import OPS, expected, same, sample
 
 # How many ranks each node has.
 _NODES: list[int] = json.loads(sys.argv[1])
@@ -69,6 +69,50 @@ def reductions() -> None:
         assert part.shape == torch.tensor_split(transposed, n)[rank].shape
     total = tw.reduce(torch.full((2,), rank), 1, op=tw.Op.MAX)
     assert total is None if rank != 1 else total.tolist() == [n - 1] * 2
+
+
+def _tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
+    """Returns a tensor of the bits of `values`. NumPy has no bf16, so its bits come as u16."""
+    if dtype == "bf16":
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def _check(actual: torch.Tensor | None, wanted: np.ndarray, dtype: str, what: str) -> None:
+    assert actual is not None and actual.shape == wanted.shape, what
+    assert actual.dtype is _tensor(wanted, dtype).dtype, f"{what}: {actual.dtype}"
+    values = actual.contiguous().view(-1)
+    bits = (values.view(torch.int16) if dtype == "bf16" else values).numpy()
+    wanted = np.ascontiguousarray(wanted).reshape(-1)
+    bits = bits.view(wanted.dtype)
+    assert same(bits, wanted, dtype), f"{what}: {bits} not {wanted}"
+
+
+def reductions_of_every_dtype() -> None:
+    """Each operation, on each dtype for which it is defined, in each form of a reduction."""
+    rank, n = tw.rank(), tw.size()
+    for op, dtypes in OPS.items():
+        for dtype in () if op == "broadcast" else dtypes:
+            for rows in (0, 2 * n + 1, 300):
+                flat = [sample(np.random.default_rng([r, rows]), rows * 7, dtype) for r in range(n)]
+                wanted = expected(flat, _NODES, dtype, op).reshape(rows, 7)
+                own, how = _tensor(flat[rank].reshape(rows, 7), dtype), tw.Op[op.upper()]
+                what = f"{op} of {dtype}, {rows} rows"
+                _check(tw.push_pull(own, op=how), wanted, dtype, f"push_pull, {what}")
+                named = tw.push_pull_async(own, f"{dtype} {op} {rows}", op=how)
+                _check(tw.synchronize(named), wanted, dtype, f"push_pull_async, {what}")
+                across = own.clone().t().contiguous().t()
+                assert tw.push_pull_inplace(across, op=how) is across
+                _check(across, wanted, dtype, f"push_pull_inplace, {what}")
+                part = tw.reduce_scatter(own, op=how)
+                of_rank = np.array_split(wanted, n)[rank]
+                _check(part, of_rank, dtype, f"reduce_scatter, {what}")
+                [part] = tw.synchronize(tw.grouped_reduce_scatter_async([own], op=how))
+                _check(part, of_rank, dtype, f"grouped_reduce_scatter, {what}")
+                total = tw.reduce(own, n - 1, op=how)
+                assert (total is not None) == (rank == n - 1)
+                if total is not None:
+                    _check(total, wanted, dtype, f"reduce, {what}")
 
 
 def complex_reductions() -> None:
@@ -186,6 +230,7 @@ def main() -> int:
     tw.init()
     copies_of_every_dtype()
     reductions()
+    reductions_of_every_dtype()
     complex_reductions()
     sets_and_factors_of_push_pull()
     groups_of_tensors()

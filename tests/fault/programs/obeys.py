@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that does what it is told, with a tensor of 10 ms patience.
+"""A rank that does what it is told, with a tensor of a quarter of a second's patience.
+
+So long may it take until ranks that are told to push one after the other have pushed.
 
 It prints "rank N", then it reads lines: "push" pushes the tensor's next round, "take" waits for it.
 Each rank gives 1, 256, 65536, ... by its number. It prints "step N has [A, B, ...] of R ranks" for
@@ -21,7 +23,7 @@ _BASE = 1 << 8  # There are fewer rounds.
 def main() -> int:
     talweg.init()
     own = np.full(1000, float(_BASE ** talweg.rank()))
-    talweg.declare("w", own.dtype, own.size, Op.SUM, patience=0.01)
+    talweg.declare("w", own.dtype, own.size, Op.SUM, patience=0.25)
     print(f"rank {talweg.rank()}", flush=True)
     print("step 3: it is told what to do", flush=True)  # Jobs wait for this step.
     step = 0

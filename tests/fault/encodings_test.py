@@ -20,52 +20,53 @@ _NETWORK = "--local_transport=false"
 _PROGRAMS: dict[str, list[str]] = {"encoded.py": [], "rounded.py": ["--encoding=int8"]}
 
 
-def _sent_bytes(agent: Daemon) -> int:
+def _sent(agent: Daemon) -> tuple[int, int]:
+    """Returns how many bytes an agent has sent, and how many its ranks have pushed."""
     line = [str(TOOL), "status", f"--agent={agent.addresses['admin']}", "--json"]
     status = json.loads(subprocess.check_output(line, text=True, timeout=DEADLINE_S))
-    return int(status["bytes_sent"])
+    return int(status["bytes_sent"]), int(status["bytes_pushed"])
 
 
-def _bytes_of_a_step(
+def _bytes_sent_of_a_byte(
     cluster: Cluster, name: str, program: str, arguments: Sequence[str], *agent_options: str
 ) -> float:
-    """How many bytes an agent sends in a step, for each byte of the tensor."""
+    """How many bytes an agent sends for each byte that its rank pushes."""
     scheduler = cluster.scheduler(["--in_memory"])
     address = scheduler.addresses["listen"]
     cluster.aggregator(address, f"of-{name}", [_NETWORK])
     options = [f"--scheduler={address}", "--rank_count=1", "--min_members=1", "--max_members=1"]
     agent = cluster.agent(0, [*options, f"--job={name}", _NETWORK, *agent_options], name=name)
     rank = cluster.rank(agent, program, arguments)
-    steps = 50
     rank.wait_for("step 3 ")
-    before = _sent_bytes(agent)
-    rank.goes_on(steps)
-    # At least so many steps lie between the two looks, and not many more.
-    return (_sent_bytes(agent) - before) / steps / _TENSOR_BYTES
+    sent_before, pushed_before = _sent(agent)
+    rank.goes_on(50)
+    sent_after, pushed_after = _sent(agent)
+    # A round that is under way is pushed, and sent in part.
+    return (sent_after - sent_before) / (pushed_after - pushed_before)
 
 
 class EncodingsTest(unittest.TestCase):
     def test_bytes_that_travel(self) -> None:
         with Cluster() as cluster:
             for encoding, least in (("plain", 0.9), ("twice", 1.8)):
-                sent = _bytes_of_a_step(cluster, encoding, "encoded.py", [encoding])
+                sent = _bytes_sent_of_a_byte(cluster, encoding, "encoded.py", [encoding])
                 self.assertGreater(sent, least)
         with Cluster() as cluster:
-            self.assertLess(_bytes_of_a_step(cluster, "runs", "encoded.py", ["runs"]), 0.1)
+            self.assertLess(_bytes_sent_of_a_byte(cluster, "runs", "encoded.py", ["runs"]), 0.1)
 
     def test_bytes_that_travel_rounded(self) -> None:
         """The agents' option rounds what ranks give without a word of it."""
         with Cluster() as cluster:
             for encoding, least, most in (("bf16", 0.45, 0.55), ("int8", 0.22, 0.29)):
                 option = f"--encoding={encoding}"
-                sent = _bytes_of_a_step(cluster, encoding, "rounded.py", [], option)
+                sent = _bytes_sent_of_a_byte(cluster, encoding, "rounded.py", [], option)
                 self.assertGreater(sent, least)
                 self.assertLess(sent, most)
 
     def test_a_small_tensor_travels_plain(self) -> None:
         options = ("--encoding=int8", f"--encoding_bytes_min={_TENSOR_BYTES + 1}")
         with Cluster() as cluster:
-            sent = _bytes_of_a_step(cluster, "small", "rounded.py", ["plain"], *options)
+            sent = _bytes_sent_of_a_byte(cluster, "small", "rounded.py", ["plain"], *options)
             self.assertGreater(sent, 0.9)
 
     def test_agents_that_disagree(self) -> None:

@@ -221,8 +221,13 @@ def run_bazel(
     arguments: list[str],
     title: str,
     on_line: Callable[[str], None] | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> tuple[int, list[str]]:
-    """Runs one Bazel command. Returns its exit status, and the last lines of its output."""
+    """Runs one Bazel command. Returns its exit status, and the last lines of its output.
+
+    It calls `on_line` with each line that tells no progress, and `on_progress` now and then. What
+    they raise cancels the command.
+    """
     command = [
         "bazel",
         arguments[0],
@@ -262,6 +267,8 @@ def run_bazel(
                     )
                 done, total = (int(match[key].replace(",", "")) for key in ("done", "total"))
                 progress.show(done, total, tests + match["current"])
+                if on_progress:
+                    on_progress()
             elif line.strip() and not _NOISE.match(line):
                 kept.append(line)
                 if on_line:

@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs the tests with Bazel and counts them; ./test prepares and calls this."""
+"""Builds and runs the tests with Bazel and counts them; ./test calls this.
+
+This program uses only the standard library, because it makes .venv.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from bazel_progress import ROOT, Interrupted, interruptible, run_bazel, shut_down
+from bazel_progress import ROOT, Interrupted, held_back, interruptible, run_bazel, shut_down
 
 _SKIPPED = re.compile(rb"^SKIPPED: (.*)$", re.MULTILINE)
 # The text by which a test tells its random seeds.
@@ -29,6 +35,10 @@ _SOAK_SLACK_S = 900
 _ACTIONS_BESIDE_CPUS = 2
 # At most so many failed tests are run again alone. If more fail, the machine is not the reason.
 _RUN_AGAIN_MAX = 3
+
+# If the preparation takes longer than this, there is something to install, and Bazel compiles
+# meanwhile.
+_PREPARED_S = 10.0
 
 # Bazel's exit statuses.
 _STATUS_OK = 0
@@ -203,14 +213,62 @@ def print_failure(outcome: Outcome) -> None:
         print(f"  log: {log}")
 
 
+class PreparationFailed(Exception):
+    """bazel/prepare has failed, and has said why."""
+
+
+@contextlib.contextmanager
+def _preparation() -> Iterator[subprocess.Popen[bytes]]:
+    """Makes what the tests run in while the block runs. Ends the preparation with the block."""
+    with held_back():
+        process = subprocess.Popen(
+            [ROOT / "bazel" / "prepare", "--for=test"],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Signals reach it with what it has started, from here.
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def prepare(options: argparse.Namespace, targets: list[str]) -> None:
+    """Makes the environments that the tests run in. Compiles meanwhile if that takes its time.
+
+    What does not build is reported by the run of the tests. Raises PreparationFailed.
+    """
+    with _preparation() as process:
+
+        def check() -> None:
+            if process.poll():
+                raise PreparationFailed
+
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PREPARED_S)
+        if process.poll() is None:
+            with _target_file(targets) as file:
+                pattern = f"--target_pattern_file={file}"
+                run_bazel(["build", *bazel_options(options), pattern], "build", on_progress=check)
+        process.wait()
+        check()
+
+
+@contextlib.contextmanager
+def _target_file(targets: list[str]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="talweg-test.") as scratch:
+        file = Path(scratch) / "targets"
+        file.write_text("".join(f"{target}\n" for target in targets))
+        yield file
+
+
 def run_targets(
     options: argparse.Namespace, targets: list[str], further: list[str]
 ) -> tuple[int, list[str], dict[str, Outcome]]:
     """Runs the targets. Returns Bazel's exit status, its output, and the outcomes by label."""
-    with tempfile.TemporaryDirectory(prefix="talweg-test.") as scratch:
-        events = Path(scratch) / "events.json"
-        target_file = Path(scratch) / "targets"
-        target_file.write_text("".join(f"{target}\n" for target in targets))
+    with _target_file(targets) as target_file:
+        events = target_file.with_name("events.json")
         status, lines = run_bazel(
             [
                 "test",
@@ -263,6 +321,7 @@ def run(options: argparse.Namespace) -> int:
             "test: no nvcc (CUDA_HOME, /usr/local/cuda): GPU kernels are neither built nor tested"
         )
     started = time.monotonic()
+    prepare(options, targets)
     status, lines, outcomes = run_targets(options, targets, [])
     failed = [outcome for outcome in outcomes.values() if not outcome.passed]
     if status == _STATUS_TESTS_FAILED and 0 < len(failed) <= _RUN_AGAIN_MAX:
@@ -301,6 +360,8 @@ def main() -> int:
     try:
         with interruptible():
             return run(options)
+    except PreparationFailed:
+        return 1
     except Interrupted as interruption:
         print(f"test: ended by {interruption}", file=sys.stderr)
         return 128 + interruption.number

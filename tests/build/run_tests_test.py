@@ -225,5 +225,56 @@ class InterruptTest(unittest.TestCase):
         self.assertEqual(_output_of(program), "ended by SIGINT\n")
 
 
+class PreparationTest(unittest.TestCase):
+    """bazel/prepare and Bazel stand in for themselves, and wait for each other by pipes."""
+
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(scratch.cleanup)
+        self.root = Path(scratch.name)
+        (self.root / "bazel").mkdir()
+        os.mkfifo(self.root / "compiles")
+
+    def _prepare(self, preparation: str, bazel: str, within_s: float = 0.1) -> str:
+        for path, text in (("bazel/prepare", preparation), ("bazel/bazel", bazel)):
+            (self.root / path).write_text(f"#!/bin/bash\ncd {self.root}\n{text}\n")
+            (self.root / path).chmod(0o755)
+        return _output_of(
+            "import bazel_progress, pathlib, run_tests\n"
+            f"bazel_progress.ROOT = run_tests.ROOT = pathlib.Path({str(self.root)!r})\n"
+            f"run_tests._PREPARED_S = {within_s}\n"
+            "try:\n"
+            "    with bazel_progress.interruptible():\n"
+            "        run_tests.prepare(run_tests.parse_arguments([]), ['//...'])\n"
+            "        print('prepared')\n"
+            "except (run_tests.PreparationFailed, bazel_progress.Interrupted) as error:\n"
+            "    print(repr(error))\n",
+            PATH=f"{self.root / 'bazel'}:{os.environ['PATH']}",
+        )
+
+    def test_bazel_compiles_meanwhile(self) -> None:
+        # Each waits for the other.
+        said = self._prepare("read word <compiles; echo $word", "echo $1 >compiles")
+        self.assertEqual(said, "build\nprepared\n")
+
+    def test_a_preparation_that_fails_ends_the_build(self) -> None:
+        said = self._prepare(
+            "read word <compiles; exit 3",
+            "trap exit INT; echo go >compiles; while true; do echo '[1 / 2] Compiling' >&2; sleep 0.05; done",
+        )
+        self.assertEqual(said, "PreparationFailed()\n")
+
+    def test_a_signal_ends_the_preparation_with_what_it_has_started(self) -> None:
+        said = self._prepare(
+            "trap 'echo ended; exit 143' TERM; sleep 1000 & echo go >compiles; wait",
+            "read word <compiles; kill -TERM $PPID; exec sleep 1000",
+        )
+        self.assertEqual(said, "ended\nInterrupted('SIGTERM')\n")
+
+    def test_where_all_is_there_bazel_compiles_with_the_tests(self) -> None:
+        self.assertEqual(self._prepare("true", "touch called", within_s=600.0), "prepared\n")
+        self.assertFalse((self.root / "called").exists())
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -321,15 +321,18 @@ TEST_CASE("SliceSender: a slice of a tensor that an owner must agree to again wa
   CHECK(s.Entries().size() == 1);
 }
 
-TEST_CASE("SliceSender: a queued slice whose round is over does not leave", "[pipeline]") {
+TEST_CASE("SliceSender: a queued slice whose round is over neither leaves nor costs anything",
+          "[pipeline]") {
   Sending s;
   AgentTensor& tensor = s.OpenPushed(Spec("w", kCount));
   s.rounds.Abort(tensor, Status::kAborted, "why", s.out);
   s.PushAll(tensor);
+  tensor.given.lengths = {4};
   s.rounds.Queue(tensor, s.out);
   s.Flush();
   REQUIRE(s.Entries().size() == 1);
   CHECK(s.Entries()[0].round == Round{2});
+  CHECK(s.InFlight() == 4);
 }
 
 TEST_CASE("SliceSender: an owner whose connection broke gets its slices again, and no other",

@@ -6,21 +6,13 @@
 
 #include "libs/base/counted.h"
 #include "libs/base/signature_text.h"
+#include "libs/wire/round_kind.h"
 #include "libs/wire/travel_lengths.h"
 
 namespace talweg::aggregation {
 
 using wire::Form;
-using wire::Mode;
-
-namespace {
-
-// Whether the entry's bytes, if it has any, are a result that its member holds. These travel plain.
-bool IsOfFinish(const wire::Contribute& entry) {
-  return entry.mode == Mode::kCopy && entry.sum_epoch != Epoch{0};
-}
-
-}  // namespace
+using wire::RoundKind;
 
 bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
                    const wire::Contribute& entry) {
@@ -28,8 +20,7 @@ bool LengthIsWrong(const AggregatorTensor& tensor, const LocalSlice& slice,
   if (!wire::CarriesData(entry.form)) return entry.length_bytes != 0 || entry.travel_bytes != 0;
   if (entry.length_bytes > slice.length_bytes) return true;
   if (entry.length_bytes % DTypeSize(collective.dtype) != 0) return true;
-  return !wire::TravelLengthsAgree(entry,
-                                   IsOfFinish(entry) ? Encoding::kPlain : collective.encoding);
+  return !wire::TravelLengthsAgree(entry, wire::EncodingOf(wire::KindOf(entry), collective));
 }
 
 std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
@@ -39,10 +30,11 @@ std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
   const auto who = [&] {
     return "tensor '" + tensor.agreed->name + "': " + view.MemberText(member);
   };
-  const Collective& collective = tensor.agreed->collective;
+  const RoundKind kind = wire::KindOf(entry);
+  const bool is_copied = wire::Copies(wire::KindOf(tensor.agreed->collective));
   const uint32_t giving_ranks = tensor.participation.GivingRanks(member, slice.part);
-  if (entry.mode == Mode::kSum) {
-    if (collective.copies()) {
+  if (kind == RoundKind::kSum) {
+    if (is_copied) {
       return who() + " contributes to the sum of a tensor that is copied, " +
              Describe(*tensor.agreed);
     }
@@ -56,11 +48,11 @@ std::string ModeProblem(const PresentView& view, const AggregatorTensor& tensor,
   }
   if (entry.sum_epoch > view.epoch()) return who() + " has a result of an epoch to come";
   if (entry.form == Form::kDisagreement) {
-    return collective.copies() ? "" : who() + " disagrees in a copy of what is summed";
+    return is_copied ? "" : who() + " disagrees in a copy of what is summed";
   }
   if (entry.form == Form::kEmpty) return "";
-  if (IsOfFinish(entry)) return "";  // The member is its source.
-  if (!collective.copies()) return who() + " copies bytes that are not a result into a sum";
+  if (kind == RoundKind::kFinish) return "";  // The member is its source.
+  if (!is_copied) return who() + " copies bytes that are not a result into a sum";
   if (giving_ranks == 0) {
     return who() + " gives what it does not have, " + Describe(*tensor.agreed) + ", slice " +
            std::to_string(slice.index.value());
@@ -95,7 +87,7 @@ std::string RoundDisagreement(const PresentView& view, const AggregatorTensor& t
     if (!Fit(parts[i].signature, parts[*first].signature)) {
       return what + said(*first, false) + ", " + said(i, false);
     }
-    if (slice.round.mode() == Mode::kSum &&
+    if (slice.round.kind() == RoundKind::kSum &&
         parts[i].length_bytes != parts[*first_giver].length_bytes) {
       return what + said(*first_giver, true) + ", " + said(i, true) + " in slice " +
              std::to_string(slice.index.value());

@@ -8,12 +8,13 @@
 #include "libs/aggregation/hurry.h"
 #include "libs/base/check.h"
 #include "libs/base/counted.h"
+#include "libs/wire/round_kind.h"
 
 namespace talweg::aggregation {
 
 using wire::Form;
-using wire::Mode;
 using wire::RefusedReason;
+using wire::RoundKind;
 
 ContributionTally Rounds::OnContributions(ConnectionId connection, const Session& session,
                                           std::optional<MemberIndex> member,
@@ -116,7 +117,7 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
       Serve(tensor, *slice, member, entry.wants_result, entry.priority, out);
       return;
     case SliceRound::Outcome::kCompleted:
-      if (entry.mode == Mode::kSum && slice->round.taker_count() > 1) {
+      if (wire::KindOf(entry) == RoundKind::kSum && slice->round.taker_count() > 1) {
         latecomers_.OnLast(member, slice->round.behind_ns());
       }
       break;
@@ -138,7 +139,7 @@ void Rounds::OnContribution(const Origin& from, const wire::Contribute& entry,
 // Each member decides for a whole tensor, so one slice speaks for all.
 void Rounds::Hurry(AggregatorTensor& tensor, const LocalSlice& slice, Effects& out) {
   const SliceRound& round = slice.round;
-  if (!tensor.agreed->collective.leaves_out() || round.mode() != Mode::kSum ||
+  if (!tensor.agreed->collective.leaves_out() || round.kind() != RoundKind::kSum ||
       round.open_round() <= tensor.hurried || 2 * round.here_count() < round.taker_count()) {
     return;
   }
@@ -174,7 +175,7 @@ void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects
   }
   // A Finish takes an existing result.
   std::string disagreement;
-  if (!slice.round.is_finish()) {
+  if (slice.round.kind() != RoundKind::kFinish) {
     disagreement = RoundDisagreement(*view_, tensor, slice);
   }
   if (!disagreement.empty()) {
@@ -193,7 +194,7 @@ void Rounds::StartSumIfFree(AggregatorTensor& tensor, LocalSlice& slice, Effects
   const auto slots_of = [&](size_t member) {
     return tensor.slots.at(view_->view().members[member].id).id;
   };
-  if (slice.round.mode() == Mode::kCopy) {
+  if (wire::Copies(slice.round.kind())) {
     const std::optional<MemberIndex> source = slice.round.source();
     TALWEG_CHECK(source.has_value());
     ++counters_->copies;

@@ -9,27 +9,30 @@
 namespace talweg::aggregation {
 
 using wire::Form;
-using wire::Mode;
+using wire::RoundKind;
 
 SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Contribute& entry,
                                                int64_t now_ns) {
   TALWEG_CHECK(from.value() < parts_.size());
   Part& part = parts_[from.value()];
+  const RoundKind kind = wire::KindOf(entry);
+  const bool copies = wire::Copies(kind);
   const bool disagrees = entry.form == Form::kDisagreement;
   const bool empty = entry.form == Form::kEmpty || disagrees;
   if (entry.round == Round{0}) return Outcome::kWrongRound;
   if (entry.round == standing_.round) {
     // A member that has contributed to the next round had this result.
     if (part.here) return Outcome::kWrongRound;
-    return entry.mode == standing_.mode ? Outcome::kServeAgain : Outcome::kWrongMode;
+    return copies == wire::Copies(standing_.kind) ? Outcome::kServeAgain : Outcome::kWrongMode;
   }
+  const bool fits_open = copies == wire::Copies(kind_);
   if (open_round_ != Round{0} && entry.round != open_round_) return Outcome::kWrongRound;
-  if (part.here) return entry.mode == mode_ ? Outcome::kDuplicate : Outcome::kWrongMode;
+  if (part.here) return fits_open ? Outcome::kDuplicate : Outcome::kWrongMode;
   TALWEG_CHECK(state_ == State::kFilling);
 
-  if (here_count_ > 0 && entry.mode != mode_) return Outcome::kWrongMode;
+  if (here_count_ > 0 && !fits_open) return Outcome::kWrongMode;
   const bool is_last = here_count_ + 1 == taker_count_;
-  if (entry.mode == Mode::kSum) {
+  if (!copies) {
     if (empty && !disagrees) return Outcome::kWrongMode;
   } else if (empty ? is_last && !source_ && !disagrees && !AnyDisagrees() : source_.has_value()) {
     return Outcome::kWrongMode;  // A copy has one source: neither none nor two.
@@ -37,13 +40,14 @@ SliceRound::Outcome SliceRound::OnContribution(MemberIndex from, const wire::Con
 
   if (here_count_ == 0) {
     open_round_ = entry.round;
-    mode_ = entry.mode;
+    kind_ = copies ? RoundKind::kCopy : RoundKind::kSum;
     since_ns_ = now_ns;
     newest_ns_ = now_ns;
   }
   behind_ns_ = now_ns - std::exchange(newest_ns_, now_ns);
-  if (entry.mode == Mode::kCopy && !empty) {
+  if (copies && !empty) {
     source_ = from;
+    kind_ = kind;
     sum_epoch_ = entry.sum_epoch;
   }
   part = {.here = true,
@@ -70,7 +74,7 @@ void SliceRound::Forget(MemberIndex member) {
   if (state_ != State::kFilling || !part.here) return;
   if (source_ == member) {
     source_.reset();
-    sum_epoch_ = Epoch{0};
+    kind_ = RoundKind::kCopy;
   }
   part = {};
   --here_count_;
@@ -97,12 +101,11 @@ bool SliceRound::AnyDisagrees() const {
 
 void SliceRound::OnSummed(Epoch epoch, uint32_t travel_bytes) {
   TALWEG_CHECK(state_ == State::kSumming);
-  Standing standing = {
-      .round = open_round_,
-      .sum_epoch = mode_ == Mode::kCopy && sum_epoch_ != Epoch{0} ? sum_epoch_ : epoch,
-      .length_bytes = length_bytes(),
-      .travel_bytes = travel_bytes,
-      .mode = mode_};
+  Standing standing = {.round = open_round_,
+                       .sum_epoch = kind_ == RoundKind::kFinish ? sum_epoch_ : epoch,
+                       .length_bytes = length_bytes(),
+                       .travel_bytes = travel_bytes,
+                       .kind = kind_};
   for (const Part& part : parts_) {
     if (!part.here) continue;
     standing.rank_count += part.rank_count;
@@ -112,7 +115,7 @@ void SliceRound::OnSummed(Epoch epoch, uint32_t travel_bytes) {
 
 void SliceRound::Disagree(Epoch epoch, std::string text) {
   TALWEG_CHECK(state_ != State::kFilling && !text.empty());
-  Stand({.round = open_round_, .sum_epoch = epoch, .mode = mode_, .disagreement = std::move(text)});
+  Stand({.round = open_round_, .sum_epoch = epoch, .kind = kind_, .disagreement = std::move(text)});
 }
 
 void SliceRound::Stand(Standing standing) {
@@ -125,7 +128,6 @@ void SliceRound::Stand(Standing standing) {
   state_ = State::kFilling;
   open_round_ = open_round_.Next();
   source_.reset();
-  sum_epoch_ = Epoch{0};
   here_count_ = 0;
 }
 

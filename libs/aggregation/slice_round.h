@@ -10,6 +10,7 @@
 #include "libs/base/collective.h"
 #include "libs/base/ids.h"
 #include "libs/wire/frames.h"
+#include "libs/wire/round_kind.h"
 
 namespace talweg::aggregation {
 
@@ -42,7 +43,7 @@ class SliceRound {
     uint32_t rank_count = 0;
     uint32_t length_bytes = 0;
     uint32_t travel_bytes = 0;  // How many bytes the result takes.
-    wire::Mode mode = wire::Mode::kSum;
+    wire::RoundKind kind = wire::RoundKind::kSum;
     std::string disagreement;  // Not empty: how the members differ, instead of a result.
   };
 
@@ -80,7 +81,9 @@ class SliceRound {
   State state() const { return state_; }
   // The round that fills, is complete or is summed; 0 while the epoch has not named one.
   Round open_round() const { return open_round_; }
-  wire::Mode mode() const { return mode_; }
+  // The open round's kind. A Finish counts as a copy until its source has contributed. Meaningless
+  // before the first contribution.
+  wire::RoundKind kind() const { return kind_; }
   uint32_t here_count() const { return here_count_; }
   uint32_t taker_count() const { return taker_count_; }
   // The length of a complete round's result.
@@ -91,10 +94,8 @@ class SliceRound {
   bool WantedResult(MemberIndex member) const { return wanted_[member.value()].result; }
   // How urgently it wanted it.
   int32_t WantedPriority(MemberIndex member) const { return wanted_[member.value()].priority; }
-  // The member whose bytes are a copy round's result; nullopt until it has contributed.
+  // The member whose bytes are the result, if the round copies; nullopt until it has contributed.
   std::optional<MemberIndex> source() const { return source_; }
-  // Whether the open round's result is one that a member has from an older epoch.
-  bool is_finish() const { return mode_ == wire::Mode::kCopy && sum_epoch_ != Epoch{0}; }
   const Standing& standing() const { return standing_; }
   // When the first contribution to the open round came; meaningless before.
   int64_t since_ns() const { return since_ns_; }
@@ -111,9 +112,9 @@ class SliceRound {
   void Stand(Standing standing);
 
   State state_ = State::kFilling;
-  wire::Mode mode_ = wire::Mode::kSum;
+  wire::RoundKind kind_ = wire::RoundKind::kSum;
   Round open_round_;
-  Epoch sum_epoch_;  // Copy mode: the source's epoch, once it has contributed.
+  Epoch sum_epoch_;  // kFinish: the epoch of the source's sum.
   std::optional<MemberIndex> source_;
   uint32_t taker_count_;
   uint32_t here_count_ = 0;

@@ -64,6 +64,7 @@ TEST_CASE("SliceRound: each member's result is as urgent as its own contribution
 TEST_CASE("SliceRound: the same contribution twice counts once", "[aggregation]") {
   SliceRound slice(2, 2);
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kTaken);
+  CHECK(slice.kind() == wire::RoundKind::kSum);
   CHECK(slice.OnContribution(kFirst, Sum(1), 0) == Outcome::kDuplicate);
   CHECK(slice.here_count() == 1);
   CHECK(slice.OnContribution(kSecond, Sum(1), 0) == Outcome::kCompleted);
@@ -119,9 +120,11 @@ TEST_CASE("SliceRound: a copy has exactly one source and keeps its epoch", "[agg
   CHECK(slice.OnContribution(MemberIndex{2}, Source(5, 2), 0) == Outcome::kWrongMode);
   CHECK(slice.OnContribution(MemberIndex{2}, Empty(5, false), 0) == Outcome::kCompleted);
   CHECK(slice.source() == kSecond);
+  CHECK(slice.kind() == wire::RoundKind::kFinish);
   slice.StartSum();
   slice.OnSummed(Epoch{9}, 64);
   CHECK(slice.standing().sum_epoch == Epoch{2});
+  CHECK(slice.standing().kind == wire::RoundKind::kFinish);
   CHECK(slice.standing().rank_count == 4);
   CHECK(slice.WantedResult(kFirst));
   CHECK_FALSE(slice.WantedResult(kSecond));
@@ -137,6 +140,50 @@ TEST_CASE("SliceRound: a copy has exactly one source and keeps its epoch", "[agg
   slice.StartSum();
   slice.OnSummed(Epoch{9}, 64);
   CHECK(slice.standing().sum_epoch == Epoch{9});
+}
+
+TEST_CASE("SliceRound: the source says whether a copy is a Finish", "[aggregation]") {
+  SliceRound slice(2, 2);
+  wire::Contribute named = Empty(5, true);
+  named.sum_epoch = Epoch{2};  // Who is not the source only repeats the decision.
+  REQUIRE(slice.OnContribution(kFirst, named, 0) == Outcome::kTaken);
+  CHECK(slice.kind() == wire::RoundKind::kCopy);
+  REQUIRE(slice.OnContribution(kSecond, Source(5, 2), 0) == Outcome::kCompleted);
+  CHECK(slice.kind() == wire::RoundKind::kFinish);
+}
+
+TEST_CASE("SliceRound: a source that is forgotten takes the Finish with it", "[aggregation]") {
+  SliceRound slice(3, 3);
+  REQUIRE(slice.OnContribution(kFirst, Empty(5, true), 0) == Outcome::kTaken);
+  REQUIRE(slice.OnContribution(kSecond, Source(5, 2), 0) == Outcome::kTaken);
+  slice.Forget(kSecond);
+  CHECK(slice.kind() == wire::RoundKind::kCopy);
+  REQUIRE(slice.OnContribution(kSecond, Source(5, 0), 0) == Outcome::kTaken);
+  REQUIRE(slice.OnContribution(MemberIndex{2}, Empty(5, true), 0) == Outcome::kCompleted);
+  CHECK(slice.kind() == wire::RoundKind::kCopy);
+  slice.StartSum();
+  slice.OnSummed(Epoch{9}, 64);
+  CHECK(slice.standing().sum_epoch == Epoch{9});
+}
+
+TEST_CASE("SliceRound: what is combined and what is copied do not mix, also when sent again",
+          "[aggregation]") {
+  SliceRound slice(2, 2);
+  REQUIRE(slice.OnContribution(kFirst, Sum(5), 0) == Outcome::kTaken);
+  CHECK(slice.OnContribution(kFirst, Source(5, 2), 0) == Outcome::kWrongMode);
+  CHECK(slice.OnContribution(kSecond, Empty(5, true), 0) == Outcome::kWrongMode);
+  REQUIRE(slice.OnContribution(kSecond, Sum(5), 0) == Outcome::kCompleted);
+  slice.StartSum();
+  slice.OnSummed(Epoch{9}, 64);
+  CHECK(slice.OnContribution(kFirst, Source(5, 2), 0) == Outcome::kWrongMode);
+  CHECK(slice.OnContribution(kFirst, Sum(5), 0) == Outcome::kServeAgain);
+  // A round of copies takes both kinds of them again.
+  REQUIRE(slice.OnContribution(kFirst, Source(6, 2), 0) == Outcome::kTaken);
+  REQUIRE(slice.OnContribution(kSecond, Empty(6, true), 0) == Outcome::kCompleted);
+  slice.StartSum();
+  slice.OnSummed(Epoch{9}, 64);
+  CHECK(slice.OnContribution(kSecond, Empty(6, true), 0) == Outcome::kServeAgain);
+  CHECK(slice.OnContribution(kFirst, Sum(6), 0) == Outcome::kWrongMode);
 }
 
 TEST_CASE("SliceRound: a copy without a source does not complete", "[aggregation]") {

@@ -82,8 +82,8 @@ bool ActiveRound::WantsResult(SliceIndex slice) const {
 
 bool ActiveRound::CopiesOwn(SliceIndex slice) const {
   // A contribution that lies on a GPU, or encoded, is not copied: its result comes from the owner.
-  return !tensor_.finish() && !tensor_.wishes.on_device && !tensor_.spec.collective.encodes() &&
-         tensor_.spec.collective.copies() && GivingRanks(slice) > 0 && WillHold(slice);
+  return tensor_.kind() == wire::RoundKind::kCopy && !tensor_.wishes.on_device &&
+         !tensor_.spec.collective.encodes() && GivingRanks(slice) > 0 && WillHold(slice);
 }
 
 bool ActiveRound::IsPrivate(SliceIndex slice) const {

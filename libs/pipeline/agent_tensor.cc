@@ -88,7 +88,7 @@ void AgentTensor::OpenNextRound() {
     }
   }
   left_out.clear();
-  needs_all = held.sum_epoch == Epoch{0};
+  needs_all = !held.has_result();
   hurry_ns = 0;
   pushed.assign(pushed.size(), false);
   pushed_count = 0;

@@ -17,6 +17,7 @@
 #include "libs/view/participation.h"
 #include "libs/view/placement.h"
 #include "libs/wire/frames.h"
+#include "libs/wire/round_kind.h"
 
 // What an agent knows of one tensor. Plain state: the core's parts change it, tests read it.
 namespace talweg::pipeline {
@@ -92,6 +93,8 @@ struct HeldRound {
   uint32_t ranks_summed = 0;
   std::vector<uint64_t> lengths;  // By part, how many bytes of it are here.
   std::vector<bool> left_out;     // By local rank, as in CompleteRound.
+
+  bool has_result() const { return sum_epoch != Epoch{0}; }
 };
 
 // The slices of round held + 1 whose results are here, and the epoch and ranks of their sums.
@@ -202,6 +205,10 @@ struct AgentTensor {
   Round open_round() const { return held.round.Next(); }
   Round active_round() const { return finish() ? finish()->round : open_round(); }
   RoundState round_state() const;
+  // How the active round's result comes from what the nodes give.
+  wire::RoundKind kind() const {
+    return finish() ? wire::RoundKind::kFinish : wire::KindOf(spec.collective);
+  }
   // Whether the node's contribution to the open round is made: all local ranks of the group have
   // pushed the round, or it goes on without the rest.
   bool contributed() const {
@@ -221,9 +228,9 @@ struct AgentTensor {
     return pushed.size() > 1 || wishes.on_device || spec.collective.encodes() ||
            spec.collective.leaves_out();
   }
-  // Whether the slices of the active round travel encoded. A result that is finished for others
-  // travels plain.
-  bool travels_encoded() const { return spec.collective.encodes() && !finish(); }
+  // How the slices of the active round travel.
+  Encoding travel_encoding() const { return wire::EncodingOf(kind(), spec.collective); }
+  bool travels_encoded() const { return travel_encoding() != Encoding::kPlain; }
   // Whether something of the tensor cannot end without an answer of `owner`.
   bool WaitsFor(AggregatorIndex owner) const;
   // The tensor's local ranks that have not pushed round held + 1.

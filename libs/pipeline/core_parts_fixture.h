@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "libs/pipeline/agent_core_config.h"
 #include "libs/pipeline/agent_core_fixture.h"
@@ -38,6 +39,30 @@ struct CoreParts {
     views.Enter(view);
     views.Freeze();
   }
+  // Every aggregator of the view has welcomed this node, and slices may leave to it.
+  void MakeOwnersReady(uint64_t credit_bytes = 8 * kMiB) {
+    links.OnView(0, out);
+    for (uint32_t i = 0; i < views.newest()->aggregators.size(); ++i) {
+      const Owner& owner = links.At(AggregatorIndex{i});
+      links.OnConnected(owner.connection, out);
+      wire::Frame welcome;
+      welcome.header.epoch = views.newest()->epoch;
+      welcome.entries = std::vector<wire::Welcome>{
+          {.aggregator = owner.incarnation, .credit_bytes = credit_bytes}};
+      REQUIRE(links.OnWelcome(owner.connection, welcome, 0, out) == OwnerLinks::Answer::kReady);
+      queue.Open(owner.index, owner.credit_bytes, links.ReachOf(owner.index));
+    }
+    out.clear();
+  }
+  ConnectionId ConnectionTo(uint32_t owner) const {
+    return links.At(AggregatorIndex{owner}).connection;
+  }
+  // The effects of type E so far.
+  template <typename E>
+  std::vector<E> Of() const {
+    return Fixture::Of<E>(out);
+  }
+
   // The ranks here know the tensor, and its owners agree to it.
   AgentTensor& Open(const TensorSpec& spec) {
     AgentTensor& tensor = tensors.Add({spec}, LocalRank{0});
@@ -47,7 +72,9 @@ struct CoreParts {
     tensor.state = TensorState::kOpen;
     return tensor;
   }
+  // All ranks here give all elements to the open round.
   void PushAll(AgentTensor& tensor) {
+    tensor.given.lengths.assign(tensor.spec.part_count(), tensor.spec.collective.part_bytes());
     for (uint32_t i = 0; i < tensor.pushed.size(); ++i) {
       if (tensor.in_group[i]) tensors.AddPush(tensor, LocalRank{i});
     }

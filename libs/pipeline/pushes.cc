@@ -12,6 +12,7 @@
 #include "libs/base/dtype.h"
 #include "libs/base/signature_text.h"
 #include "libs/pipeline/tensor_spec_rules.h"
+#include "libs/wire/round_kind.h"
 
 namespace talweg::pipeline {
 
@@ -78,6 +79,7 @@ void Pushes::TakeGiven(AgentTensor& tensor, const Push& push) {
   OpenContribution& given = tensor.given;
   const Collective& collective = tensor.spec.collective;
   const view::Participation& participation = tensor.participation;
+  const bool is_combined = wire::KindOf(collective) == wire::RoundKind::kSum;
   const bool is_first = tensor.pushed_count == 0;
   if (is_first) {
     given = {.signature = push.signature, .by = push.rank};
@@ -89,7 +91,7 @@ void Pushes::TakeGiven(AgentTensor& tensor, const Push& push) {
     for (uint32_t part = 0; part < given.lengths.size(); ++part) {
       if (!participation.Gives(rank, part)) continue;
       const uint64_t length = push.lengths.empty() ? collective.part_bytes() : push.lengths[part];
-      if (!is_first && !collective.copies() && given.lengths[part] != length) {
+      if (!is_first && is_combined && given.lengths[part] != length) {
         lengths_differ = {given.lengths[part], length};
       }
       given.lengths[part] = length;

@@ -121,7 +121,7 @@ std::string Recovery::Problem(const AgentTensor& tensor, const wire::Decision& d
       return decision.round == open ? "" : "to do a round again that is not open here";
     case wire::Verdict::kAbort:
       if (decision.round == open) return "";
-      return decision.round == tensor.held.round && tensor.held.sum_epoch == Epoch{0}
+      return decision.round == tensor.held.round && !tensor.held.has_result()
                  ? ""
                  : "to abort a round that is not open here";
     case wire::Verdict::kFinish: break;

@@ -82,16 +82,14 @@ bool Rounds::IsExpected(const AgentTensor& tensor, Incarnation incarnation,
 
 bool Rounds::TakeBytes(const AgentTensor& tensor, const wire::Result& entry, uint32_t position,
                        Effects& out) {
-  const Collective& collective = tensor.spec.collective;
   if (entry.form == wire::Form::kEmpty ||
-      !wire::TravelLengthsAgree(
-          entry, tensor.travels_encoded() ? collective.encoding : Encoding::kPlain)) {
+      !wire::TravelLengthsAgree(entry, tensor.travel_encoding())) {
     return false;
   }
   if (entry.form == wire::Form::kWritten) {
     counters_->result_bytes_written += entry.travel_bytes;
   } else {
-    const Memory memory = collective.encodes() ? Memory::kArrivals : Memory::kResult;
+    const Memory memory = tensor.spec.collective.encodes() ? Memory::kArrivals : Memory::kResult;
     out.push_back(
         CopyInline{position, ActiveRound(tensor).BytesOf(entry.slice, memory, entry.travel_bytes)});
   }
@@ -144,7 +142,7 @@ void Rounds::StartDecoding(AgentTensor& tensor, const wire::Result& entry, Effec
   tensor.slice_states.Set(entry.slice.value(), SliceState::kDecoding);
   out.push_back(
       DecodeSlice{.ticket = ticket,
-                  .encoding = tensor.finish() ? Encoding::kPlain : tensor.spec.collective.encoding,
+                  .encoding = tensor.travel_encoding(),
                   .source = round.BytesOf(entry.slice, Memory::kArrivals, entry.travel_bytes),
                   .target = round.BytesOf(entry.slice, Memory::kResult, entry.length_bytes)});
 }

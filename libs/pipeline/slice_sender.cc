@@ -11,6 +11,7 @@
 
 #include "libs/base/bytes.h"
 #include "libs/base/check.h"
+#include "libs/wire/round_kind.h"
 
 namespace talweg::pipeline {
 namespace {
@@ -147,11 +148,10 @@ void SliceSender::OnReduced(uint64_t ticket, std::optional<uint32_t> travel_byte
 wire::Contribute SliceSender::EntryOf(const AgentTensor& tensor, SliceIndex slice,
                                       uint32_t travel_bytes) const {
   const ActiveRound round(tensor);
-  const bool copies = tensor.finish() || tensor.spec.collective.copies();
   wire::Contribute entry{.key = tensor.key,
                          .round = tensor.active_round(),
                          .slice = slice,
-                         .mode = copies ? wire::Mode::kCopy : wire::Mode::kSum,
+                         .mode = wire::ModeOf(tensor.kind()),
                          .form = round.FormOf(slice, travel_bytes),
                          .wants_result = round.WantsResult(slice),
                          .priority = tensor.priority};

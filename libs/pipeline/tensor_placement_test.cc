@@ -126,6 +126,22 @@ TEST_CASE("PlaceTensor: a tensor stays dead when another member takes the lost o
   CHECK(gather.is_dead);
 }
 
+TEST_CASE("PlaceTensor: a tensor that was dead at first stays dead, whoever comes", "[pipeline]") {
+  Placing p(MakeView(1, {1, 1}, 1));
+  p.Enter(MakeView(2, {1}, 1));
+  // Ranks here still use the numbers of the first view. In this one a rank of the group is gone, so
+  // it is not known which member the tensor needs.
+  AgentTensor gather = p.Tensor(Gather({0, 1}));
+  REQUIRE(PlaceTensor(p.views, gather).empty());
+  CHECK(gather.is_dead);
+  view::View taken = MakeView(3, {1, 1}, 1);
+  taken.members[1].id.incarnation = Incarnation{555};
+  p.Enter(taken);
+  REQUIRE(PlaceTensor(p.views, gather).empty());
+  CHECK(gather.participation.IsPossible());
+  CHECK(gather.is_dead);
+}
+
 TEST_CASE("Renumber: ranks keep their places, and ranks that are gone get numbers of nobody",
           "[pipeline]") {
   view::View first = MakeView(1, {1, 1, 2}, 1);

@@ -16,13 +16,21 @@ constexpr char kRemedy[] =
     "give both a copy of the same secret file (option secret_file, TALWEG_SECRET_FILE, or "
     "~/.config/talweg/secret)";
 
-// Whoever answers in the daemon's place can say this. So it only means to ask again.
-grpc::Status Unproven(const grpc::Status& status, const grpc::ClientContext& context) {
+// Whoever answers in the daemon's place can say this. Errors of the connection are our own gRPC's
+// words.
+grpc::Status MarkedUnproven(const grpc::Status& status, const grpc::ClientContext& context) {
   const grpc::Status seen = CallGateAccess::Seen(status, context);
-  if (IsTransient(seen)) return status;
-  return {grpc::StatusCode::UNAVAILABLE,
+  if (IsTransient(seen) && seen.error_code() != grpc::StatusCode::ABORTED) return status;
+  return {status.error_code(),
           "whoever answers has not proven that it knows the job secret, and says: " +
               status.error_message()};
+}
+
+// Such words only mean to ask again.
+grpc::Status Unproven(const grpc::Status& status, const grpc::ClientContext& context) {
+  const grpc::Status marked = MarkedUnproven(status, context);
+  if (IsTransient(CallGateAccess::Seen(status, context))) return marked;
+  return {grpc::StatusCode::UNAVAILABLE, marked.error_message()};
 }
 
 grpc::Status NotSealed() {
@@ -63,7 +71,7 @@ grpc::Status SealedCaller::Greet(grpc::ClientContext& context) {
                 : "it cannot prove that it knows the job secret, and was not told it; it is of an "
                   "older release"};
   }
-  if (!status.ok()) return status;
+  if (!status.ok()) return MarkedUnproven(status, context);
   const std::string& theirs = response.public_key();
   if (!IsDaemonProof(response.proof(), job_secret_,
                      {.daemon = daemon_,

@@ -144,7 +144,10 @@ class Relay final : public v1::SealedService::Service {
   void RepeatWatch(v1::SealedService::Stub& target, const v1::WatchRequest& request) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kPatience);
-    const Code code = target.Watch(&context, request)->Finish().error_code();
+    const auto stream = target.Watch(&context, request);
+    v1::WatchResponse ignored;
+    if (stream->Read(&ignored)) context.TryCancel();
+    const Code code = stream->Finish().error_code();
     const std::lock_guard lock(mutex_);
     repeated_watches_.push_back(code);
   }

@@ -54,10 +54,10 @@ class Caller {
 
   // For a call that asks for the job secret.
   template <typename Request, typename Response>
-  absl::StatusOr<Response> CallSealed(const std::string& job_secret, std::string_view method,
-                                      const Request& request) {
+  absl::StatusOr<Response> CallSealed(Daemon daemon, const std::string& job_secret,
+                                      std::string_view method, const Request& request) {
     if (!valid_.ok()) return valid_;
-    SealedCaller caller(job_secret, channel_, address_);
+    SealedCaller caller(daemon, job_secret, channel_, address_);
     grpc::ClientContext greeting;
     SetDeadline(greeting, timeout_ns_);
     if (const grpc::Status greeted = caller.Greet(greeting); !greeted.ok()) {
@@ -151,7 +151,8 @@ absl::StatusOr<scheduler::v1::LowerBeginMembersResponse> SchedulerAdminClient::L
   sealed.clear_job_secret();
   return impl_->CallSealed<scheduler::v1::LowerBeginMembersRequest,
                            scheduler::v1::LowerBeginMembersResponse>(
-      request.job_secret(), "/talweg.scheduler.v1.AdminService/LowerBeginMembers", sealed);
+      Daemon::kScheduler, request.job_secret(),
+      "/talweg.scheduler.v1.AdminService/LowerBeginMembers", sealed);
 }
 
 AggregatorAdminClient::AggregatorAdminClient(const std::string& address, int64_t timeout_ns,
@@ -175,8 +176,15 @@ absl::StatusOr<agent::v1::GetStatusResponse> AgentAdminClient::GetStatus(
     const agent::v1::GetStatusRequest& request) {
   return impl_->Call(&agent::v1::AdminService::Stub::GetStatus, request);
 }
-absl::Status AgentAdminClient::SetTrace(const agent::v1::SetTraceRequest& request) {
-  return impl_->Call(&agent::v1::AdminService::Stub::SetTrace, request).status();
+absl::Status AgentAdminClient::SetTrace(const agent::v1::SetTraceRequest& request,
+                                        const std::string& job_secret) {
+  if (job_secret.empty()) {
+    return impl_->Call(&agent::v1::AdminService::Stub::SetTrace, request).status();
+  }
+  return impl_
+      ->CallSealed<agent::v1::SetTraceRequest, agent::v1::SetTraceResponse>(
+          Daemon::kAgent, job_secret, "/talweg.agent.v1.AdminService/SetTrace", request)
+      .status();
 }
 absl::StatusOr<agent::v1::GetTraceResponse> AgentAdminClient::GetTrace() {
   return impl_->ReadTrace();

@@ -58,7 +58,9 @@ class AgentAdminClient {
 
   absl::StatusOr<agent::v1::GetStatusResponse> GetStatus(
       const agent::v1::GetStatusRequest& request);
-  absl::Status SetTrace(const agent::v1::SetTraceRequest& request);
+  // Sealed with `job_secret`; "": not sealed, for an agent without one.
+  absl::Status SetTrace(const agent::v1::SetTraceRequest& request,
+                        const std::string& job_secret = "");
   // Returns all pieces joined.
   absl::StatusOr<agent::v1::GetTraceResponse> GetTrace();
 

@@ -10,9 +10,13 @@
 #include <string>
 #include <utility>
 
+#include "libs/rpc/authorization.h"
 #include "libs/rpc/call_gate_access.h"
+#include "libs/rpc/credentials_access.h"
+#include "libs/rpc/sealed_door.h"
 #include "proto/talweg/agent/v1/agent.grpc.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.grpc.pb.h"
+#include "proto/talweg/scheduler/v1/sealed.grpc.pb.h"
 
 namespace talweg::rpc {
 namespace {
@@ -237,6 +241,77 @@ class AgentAdminService final : public agent::v1::AdminService::CallbackService,
   const std::shared_ptr<Traces> traces_ = std::make_shared<Traces>();
 };
 
+class AgentSealedService final : public scheduler::v1::SealedService::CallbackService,
+                                 public ServiceHolder {
+ public:
+  using SetTrace = Handler<agent::v1::SetTraceRequest, agent::v1::SetTraceResponse>;
+
+  AgentSealedService(SetTrace set_trace, std::string job_secret,
+                     std::shared_ptr<const Credentials> credentials, std::shared_ptr<CallGate> gate)
+      : set_trace_(std::move(set_trace)),
+        credentials_(std::move(credentials)),
+        gate_(std::move(gate)),
+        door_(Daemon::kAgent, std::move(job_secret)) {}
+  grpc::Service* service() override { return this; }
+
+  grpc::ServerUnaryReactor* Greet(grpc::CallbackServerContext* context,
+                                  const scheduler::v1::GreetRequest* request,
+                                  scheduler::v1::GreetResponse* response) override {
+    return UnaryAnswer<scheduler::v1::GreetResponse>::Start(
+        response, CallGateAccess::EnterQuestion(gate_.get(), context),
+        [&](const Done<scheduler::v1::GreetResponse>& done) {
+          scheduler::v1::GreetResponse greeted;
+          const absl::Status status = door_.Greet(*request, &greeted);
+          if (!status.ok()) return done(status);
+          done(std::move(greeted));
+        });
+  }
+  grpc::ServerUnaryReactor* Call(grpc::CallbackServerContext* context,
+                                 const scheduler::v1::CallRequest* request,
+                                 scheduler::v1::CallResponse* response) override {
+    return UnaryAnswer<scheduler::v1::CallResponse>::Start(
+        response, CallGateAccess::EnterQuestion(gate_.get(), context),
+        [&](const Done<scheduler::v1::CallResponse>& done) { Make(*context, *request, done); });
+  }
+
+ private:
+  static constexpr std::string_view kSetTrace = "/talweg.agent.v1.AdminService/SetTrace";
+
+  void Make(const grpc::CallbackServerContext& context, const scheduler::v1::CallRequest& call,
+            const Done<scheduler::v1::CallResponse>& done) {
+    absl::StatusOr<SealedDoor::Opened> opened = door_.Open(call);
+    if (!opened.ok()) return done(opened.status());
+    if (call.method() != kSetTrace) {
+      return done(absl::UnimplementedError("no sealed call is named '" + call.method() + "'"));
+    }
+    const Done<agent::v1::SetTraceResponse> answer =
+        [done, salt = std::move(opened->salt),
+         answers = opened->answers](absl::StatusOr<agent::v1::SetTraceResponse> given) mutable {
+          const agent::v1::SetTraceResponse said =
+              given.ok() ? *std::move(given) : agent::v1::SetTraceResponse();
+          scheduler::v1::CallResponse sealed;
+          sealed.set_salt(salt);
+          sealed.set_sealed(answers.Seal(AnswerOf(given.status(), said, true)));
+          done(std::move(sealed));
+        };
+    if (credentials_ != nullptr) {
+      const absl::Status allowed =
+          MayCall(call.method(), CredentialsAccess::CallerOf(context, credentials_.get()));
+      if (!allowed.ok()) return answer(allowed);
+    }
+    agent::v1::SetTraceRequest request;
+    if (!request.ParseFromString(opened->text)) {
+      return answer(absl::InvalidArgumentError("the sealed request does not parse"));
+    }
+    Hand(set_trace_, request, answer);
+  }
+
+  const SetTrace set_trace_;
+  const std::shared_ptr<const Credentials> credentials_;
+  const std::shared_ptr<CallGate> gate_;
+  SealedDoor door_;
+};
+
 class AggregatorAdminService final : public aggregator::v1::AdminService::CallbackService,
                                      public ServiceHolder {
  public:
@@ -261,6 +336,14 @@ std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers
                                                      std::shared_ptr<CallGate> gate,
                                                      int64_t trace_piece_ns) {
   return std::make_unique<AgentAdminService>(std::move(handlers), std::move(gate), trace_piece_ns);
+}
+
+std::unique_ptr<ServiceHolder> MakeAgentSealedService(
+    Handler<agent::v1::SetTraceRequest, agent::v1::SetTraceResponse> set_trace,
+    std::string job_secret, std::shared_ptr<const Credentials> credentials,
+    std::shared_ptr<CallGate> gate) {
+  return std::make_unique<AgentSealedService>(std::move(set_trace), std::move(job_secret),
+                                              std::move(credentials), std::move(gate));
 }
 
 std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers,

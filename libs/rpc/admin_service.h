@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "libs/rpc/credentials.h"
 #include "libs/rpc/server.h"
 #include "proto/talweg/agent/v1/agent.pb.h"
 #include "proto/talweg/aggregator/v1/aggregator.pb.h"
@@ -67,6 +69,12 @@ inline constexpr int64_t kTracePieceNs = 10'000'000'000;
 std::unique_ptr<ServiceHolder> MakeAgentAdminService(AgentAdminHandlers handlers,
                                                      std::shared_ptr<CallGate> gate = {},
                                                      int64_t trace_piece_ns = kTracePieceNs);
+// An agent's SealedService, which takes SetTrace from whoever proves that it knows `job_secret`; ""
+// lets nobody in. With `credentials` the caller's role must allow SetTrace as well.
+std::unique_ptr<ServiceHolder> MakeAgentSealedService(
+    Handler<agent::v1::SetTraceRequest, agent::v1::SetTraceResponse> set_trace,
+    std::string job_secret, std::shared_ptr<const Credentials> credentials = {},
+    std::shared_ptr<CallGate> gate = {});
 std::unique_ptr<ServiceHolder> MakeAggregatorAdminService(AggregatorAdminHandlers handlers,
                                                           std::shared_ptr<CallGate> gate = {});
 

@@ -41,8 +41,7 @@ class Callers {
 struct Rule {
   std::string_view method;  // As gRPC names it: "/talweg.agent.v1.AdminService/GetStatus".
   Callers callers;
-  bool asks_job_secret =
-      false;  // Its request has a field `job_secret`, which CheckJobSecret reads.
+  bool asks_job_secret = false;  // Callers prove that they know it: see CheckJobSecret.
 };
 
 // A call that shows a job secret, or should.
@@ -63,7 +62,8 @@ const Rule* FindRule(std::string_view method);
 absl::Status MayCall(std::string_view method, const std::optional<Identity>& caller);
 
 // Returns OK if the call's rule asks for no job secret, if the daemon has none (`own`), or if
-// `shown` is it; else PERMISSION_DENIED. A call without a rule asks for it.
+// `shown` is it; else PERMISSION_DENIED. A call without a rule asks for it. `shown` is what a
+// caller of an older release shows in clear, or the daemon's own where the call was sealed with it.
 absl::Status CheckJobSecret(const JobCall& call, const std::optional<membership::SecretHash>& own,
                             std::string_view shown);
 

@@ -172,6 +172,8 @@ TEST_CASE("Authorization: a call asks for the job secret if its request has a pl
   // The linker leaves out files of which nothing is named.
   REQUIRE(scheduler::v1::JoinRequest::descriptor() != nullptr);
   REQUIRE(scheduler::v1::RegisterAggregatorRequest::descriptor() != nullptr);
+  // Callers of older releases show the secret there. An agent takes sealed calls alone.
+  const std::string sealed_alone = "talweg.agent.v1.AdminService.SetTrace";
   const auto* pool = google::protobuf::DescriptorPool::generated_pool();
   for (const Rule& rule : Rules()) {
     if (!rule.method.starts_with("/talweg.")) continue;
@@ -181,7 +183,7 @@ TEST_CASE("Authorization: a call asks for the job secret if its request has a pl
     const auto* method = pool->FindMethodByName(name);
     REQUIRE(method != nullptr);
     const bool has_place = method->input_type()->FindFieldByName("job_secret") != nullptr;
-    CHECK(rule.asks_job_secret == has_place);
+    CHECK(rule.asks_job_secret == (has_place || name == sealed_alone));
   }
 }
 

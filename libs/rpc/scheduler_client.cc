@@ -62,7 +62,7 @@ class SchedulerClient::Impl : private Session::Peer {
         on_event_(std::move(on_event)),
         session_(options_, this),
         stub_(MembershipService::NewStub(session_.channel())),
-        calls_(options_.job_secret, session_.channel(), options_.address) {}
+        calls_(Daemon::kScheduler, options_.job_secret, session_.channel(), options_.address) {}
   ~Impl() { session_.Stop(); }
 
   void JoinJob(JoinSpec spec) {
@@ -361,7 +361,7 @@ class AggregatorRegistration::Impl : private Session::Peer {
         on_event_(std::move(on_event)),
         session_(options_, this),
         stub_(PoolService::NewStub(session_.channel())),
-        calls_(options_.job_secret, session_.channel(), options_.address) {}
+        calls_(Daemon::kScheduler, options_.job_secret, session_.channel(), options_.address) {}
   ~Impl() { session_.Stop(); }
 
   void Register(view::ViewAggregator aggregator) {

@@ -16,13 +16,21 @@ constexpr char kRemedy[] =
     "give both a copy of the same secret file (option secret_file, TALWEG_SECRET_FILE, or "
     "~/.config/talweg/secret)";
 
-// Whoever answers in the scheduler's place can say this. So it only means to ask again.
-grpc::Status Unproven(const grpc::Status& status, const grpc::ClientContext& context) {
+// Whoever answers in the daemon's place can say this. Errors of the connection are our own gRPC's
+// words.
+grpc::Status MarkedUnproven(const grpc::Status& status, const grpc::ClientContext& context) {
   const grpc::Status seen = CallGateAccess::Seen(status, context);
-  if (IsTransient(seen)) return status;
-  return {grpc::StatusCode::UNAVAILABLE,
+  if (IsTransient(seen) && seen.error_code() != grpc::StatusCode::ABORTED) return status;
+  return {status.error_code(),
           "whoever answers has not proven that it knows the job secret, and says: " +
               status.error_message()};
+}
+
+// Such words only mean to ask again.
+grpc::Status Unproven(const grpc::Status& status, const grpc::ClientContext& context) {
+  const grpc::Status marked = MarkedUnproven(status, context);
+  if (IsTransient(CallGateAccess::Seen(status, context))) return marked;
+  return {grpc::StatusCode::UNAVAILABLE, marked.error_message()};
 }
 
 grpc::Status NotSealed() {
@@ -40,9 +48,10 @@ grpc::Status StatusOf(const Answer& answer) {
 
 }  // namespace
 
-SealedCaller::SealedCaller(std::string job_secret, const std::shared_ptr<grpc::Channel>& channel,
-                           std::string address)
-    : job_secret_(std::move(job_secret)),
+SealedCaller::SealedCaller(Daemon daemon, std::string job_secret,
+                           const std::shared_ptr<grpc::Channel>& channel, std::string address)
+    : daemon_(daemon),
+      job_secret_(std::move(job_secret)),
       address_(std::move(address)),
       stub_(scheduler::v1::SealedService::NewStub(channel)) {}
 
@@ -56,22 +65,31 @@ grpc::Status SealedCaller::Greet(grpc::ClientContext& context) {
   const grpc::Status status = stub_->Greet(&context, request, &response);
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
     return {grpc::StatusCode::UNIMPLEMENTED,
-            "it cannot prove that it knows the job secret, and was not told it; an older "
-            "scheduler is upgraded before its agents and aggregators"};
+            daemon_ == Daemon::kScheduler
+                ? "it cannot prove that it knows the job secret, and was not told it; an older "
+                  "scheduler is upgraded before its agents and aggregators"
+                : "it cannot prove that it knows the job secret, and was not told it; it is of an "
+                  "older release"};
   }
-  if (!status.ok()) return status;
-  const std::string& scheduler = response.public_key();
-  if (!IsSchedulerProof(response.proof(), job_secret_, keys_.public_key(), nonce, scheduler)) {
+  if (!status.ok()) return MarkedUnproven(status, context);
+  const std::string& theirs = response.public_key();
+  if (!IsDaemonProof(response.proof(), job_secret_,
+                     {.daemon = daemon_,
+                      .caller = keys_.public_key(),
+                      .nonce = nonce,
+                      .public_key = theirs})) {
     return {grpc::StatusCode::PERMISSION_DENIED,
-            "the scheduler at " + address_ +
+            "the " + NameOf(daemon_) + " at " + address_ +
                 " does not prove that it knows the job secret of this process, and was not told "
                 "it: it has another one, or somebody else answers at that address; " +
                 kRemedy};
   }
-  const std::optional<transport::DataKey> shared = keys_.SharedWith(scheduler);
-  if (!shared) return {grpc::StatusCode::PERMISSION_DENIED, "the scheduler's key is none"};
+  const std::optional<transport::DataKey> shared = keys_.SharedWith(theirs);
+  if (!shared) {
+    return {grpc::StatusCode::PERMISSION_DENIED, "the " + NameOf(daemon_) + "'s key is none"};
+  }
   const std::lock_guard lock(mutex_);
-  session_.emplace(job_secret_, *shared, keys_.public_key(), scheduler);
+  session_.emplace(job_secret_, *shared, keys_.public_key(), theirs);
   return status;
 }
 
@@ -80,8 +98,8 @@ SealedCaller::Made SealedCaller::MakeCall() {
   return {session_, ++count_};
 }
 
-grpc::Status SealedCaller::Unreadable() {
-  return {grpc::StatusCode::UNAVAILABLE, "the scheduler's answer does not parse"};
+grpc::Status SealedCaller::Unreadable() const {
+  return {grpc::StatusCode::UNAVAILABLE, "the " + NameOf(daemon_) + "'s answer does not parse"};
 }
 
 grpc::Status SealedCaller::CallSealed(std::string_view method, grpc::ClientContext& context,

@@ -19,21 +19,21 @@
 // Includes gRPC's headers: for the library's sources only.
 namespace talweg::rpc {
 
-// Makes the calls of a process that has a job secret, so that only a scheduler with the same one
-// can read and answer them (docs/protocol.md, section 12). Without a secret, makes plain calls.
+// Makes the calls of a process that has a job secret, so that only a daemon with the same one can
+// read and answer them (docs/protocol.md, section 12). Without a secret, makes plain calls.
 //
 // Any thread. Calls block until their context's deadline or cancellation.
 class SealedCaller {
  public:
   // `address` is for errors.
-  SealedCaller(std::string job_secret, const std::shared_ptr<grpc::Channel>& channel,
+  SealedCaller(Daemon daemon, std::string job_secret, const std::shared_ptr<grpc::Channel>& channel,
                std::string address);
 
-  // The scheduler proves that it knows the job secret. PERMISSION_DENIED: it does not. Calls before
+  // The daemon proves that it knows the job secret. PERMISSION_DENIED: it does not. Calls before
   // that are UNAVAILABLE. OK at once without a secret.
   grpc::Status Greet(grpc::ClientContext& context);
 
-  // Calls `method`, which `plain` calls without a secret. What the scheduler has not sealed is no
+  // Calls `method`, which `plain` calls without a secret. What the daemon has not sealed is no
   // answer: it is UNAVAILABLE, or another status after which the caller asks again.
   template <typename Request, typename Response>
   grpc::Status Call(std::string_view method, grpc::ClientContext& context, const Request& request,
@@ -73,7 +73,7 @@ class SealedCaller {
  private:
   // What a call is sealed with.
   struct Made {
-    std::optional<SealedSession> session;  // nullopt: no scheduler was greeted.
+    std::optional<SealedSession> session;  // nullopt: no daemon was greeted.
     uint64_t count = 0;
   };
 
@@ -83,8 +83,9 @@ class SealedCaller {
                            const std::string& request,
                            const std::function<grpc::Status(const std::string&)>& on_message);
   Made MakeCall();
-  static grpc::Status Unreadable();
+  grpc::Status Unreadable() const;
 
+  const Daemon daemon_;
   const std::string job_secret_;
   const std::string address_;
   const std::unique_ptr<scheduler::v1::SealedService::Stub> stub_;

@@ -19,7 +19,8 @@ using transport::DataKey;
 
 // Each key and each MAC has a label of its own.
 constexpr std::string_view kProofKey = "talweg sealed 1 scheduler proof key";
-constexpr std::string_view kProof = "talweg sealed 1 scheduler proof";
+constexpr std::string_view kSchedulerProof = "talweg sealed 1 scheduler proof";
+constexpr std::string_view kAgentProof = "talweg sealed 1 agent proof";
 constexpr std::string_view kSecretKey = "talweg sealed 1 job secret";
 constexpr std::string_view kSessionKey = "talweg sealed 1 session";
 constexpr std::string_view kCallKey = "talweg sealed 1 call";
@@ -133,7 +134,7 @@ std::optional<std::string> Answers::Open(std::string_view sealed) {
 }
 
 SealedSession::SealedSession(std::string_view job_secret, const DataKey& shared,
-                             std::string_view caller, std::string_view scheduler) {
+                             std::string_view caller, std::string_view daemon) {
   // Both go in: who knows the job secret alone cannot read what others say, and who has one of the
   // two private keys, and not the job secret, can say nothing.
   const DataKey secret = Derived(Bytes(job_secret), {}, kSecretKey);
@@ -142,7 +143,7 @@ SealedSession::SealedSession(std::string_view job_secret, const DataKey& shared,
   std::copy(shared.begin(), shared.end(), both.begin() + secret.size());
   transport::ByteWriter salt;
   salt.Text(caller);
-  salt.Text(scheduler);
+  salt.Text(daemon);
   key_ = Derived(both, salt.bytes(), kSessionKey);
   OPENSSL_cleanse(both.data(), both.size());
 }
@@ -157,20 +158,22 @@ std::optional<std::string> SealedSession::OpenCall(uint64_t count, std::string_v
   return Opened(CallKey(key_, count), 0, method, sealed);
 }
 
-std::string SchedulerProof(std::string_view job_secret, std::string_view caller,
-                           std::string_view nonce, std::string_view scheduler) {
+std::string NameOf(Daemon daemon) { return daemon == Daemon::kScheduler ? "scheduler" : "agent"; }
+
+std::string DaemonProof(std::string_view job_secret, const Greeting& greeting) {
   const DataKey key = Derived(Bytes(job_secret), {}, kProofKey);
-  const transport::Digest proof =
-      transport::Hmac(key, {Bytes(kProof), Bytes(caller), Bytes(nonce), Bytes(scheduler)});
+  const std::string_view label =
+      greeting.daemon == Daemon::kScheduler ? kSchedulerProof : kAgentProof;
+  const transport::Digest proof = transport::Hmac(
+      key,
+      {Bytes(label), Bytes(greeting.caller), Bytes(greeting.nonce), Bytes(greeting.public_key)});
   return {reinterpret_cast<const char*>(proof.data()), proof.size()};
 }
 
-bool IsSchedulerProof(std::string_view proof, std::string_view job_secret, std::string_view caller,
-                      std::string_view nonce, std::string_view scheduler) {
+bool IsDaemonProof(std::string_view proof, std::string_view job_secret, const Greeting& greeting) {
   // All have fixed lengths, so no two sets of them are the same bytes.
-  if (scheduler.size() != kPublicKeyBytes) return false;
-  return transport::SameBytes(Bytes(proof),
-                              Bytes(SchedulerProof(job_secret, caller, nonce, scheduler)));
+  if (greeting.public_key.size() != kPublicKeyBytes) return false;
+  return transport::SameBytes(Bytes(proof), Bytes(DaemonProof(job_secret, greeting)));
 }
 
 bool CallBook::Note(uint64_t count, Seen* seen) {

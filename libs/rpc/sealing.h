@@ -13,8 +13,8 @@
 
 #include "libs/transport/proof/data_key.h"
 
-// How a process and the scheduler prove to each other that they know the job secret, and seal what
-// they say (docs/protocol.md, section 12). Bytes in, bytes out; no gRPC.
+// How a process and a daemon prove to each other that they know the job secret, and seal what they
+// say (docs/protocol.md, section 12). Bytes in, bytes out; no gRPC.
 namespace talweg::rpc {
 
 inline constexpr size_t kPublicKeyBytes = 32;
@@ -54,11 +54,12 @@ class Answers {
   uint64_t number_ = 0;
 };
 
-// What a process and a scheduler share. Its keys can be made by the two alone.
+// What a process and a daemon share. Its keys can be made by the two alone.
 class SealedSession {
  public:
+  // `caller` and `daemon` are their public keys.
   SealedSession(std::string_view job_secret, const transport::DataKey& shared,
-                std::string_view caller, std::string_view scheduler);
+                std::string_view caller, std::string_view daemon);
 
   // No `count` may be used for two calls.
   std::string SealCall(uint64_t count, std::string_view method, std::string_view text) const;
@@ -73,14 +74,26 @@ class SealedSession {
   transport::DataKey key_;
 };
 
-// Returns the proof that its maker knows the job secret.
-std::string SchedulerProof(std::string_view job_secret, std::string_view caller,
-                           std::string_view nonce, std::string_view scheduler);
-// Compares in a time that does not depend on the bytes.
-bool IsSchedulerProof(std::string_view proof, std::string_view job_secret, std::string_view caller,
-                      std::string_view nonce, std::string_view scheduler);
+// The daemons that open sealed calls. The proof of one is none of the other.
+enum class Daemon : uint8_t { kScheduler, kAgent };
 
-// The calls that a scheduler has opened, so that each has an effect once.
+// What texts call it: "scheduler".
+std::string NameOf(Daemon daemon);
+
+// A greeting, and who answers it.
+struct Greeting {
+  Daemon daemon;
+  std::string_view caller;      // The caller's public key.
+  std::string_view nonce;       // The caller's, new for each greeting.
+  std::string_view public_key;  // The daemon's.
+};
+
+// Returns the proof that its maker knows the job secret.
+std::string DaemonProof(std::string_view job_secret, const Greeting& greeting);
+// Compares in a time that does not depend on the bytes.
+bool IsDaemonProof(std::string_view proof, std::string_view job_secret, const Greeting& greeting);
+
+// The calls that a daemon has opened, so that each has an effect once.
 //
 // Keeps a few words for each of the latest kCallersMax / 2 to kCallersMax callers. The calls of one
 // caller may come in another order than they were made. One whose count is kOrderMax or more below

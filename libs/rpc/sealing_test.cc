@@ -86,25 +86,40 @@ TEST_CASE("Sealing: without the job secret nobody opens, and with it alone neith
   CHECK_FALSE(reader.OpenCall(1, kJoin, sealed));
 }
 
-TEST_CASE("Sealing: a scheduler's proof is of its secret, its key, and this greeting", "[rpc]") {
+TEST_CASE("Sealing: a daemon's proof is of its secret, its kind, its key, and this greeting",
+          "[rpc]") {
   const KeyPair caller;
   const KeyPair scheduler;
   const KeyPair another;
-  const std::string proof =
-      SchedulerProof(kSecret, caller.public_key(), kNonce, scheduler.public_key());
+  const Daemon daemon = GENERATE(Daemon::kScheduler, Daemon::kAgent);
+  const Greeting greeting{.daemon = daemon,
+                          .caller = caller.public_key(),
+                          .nonce = kNonce,
+                          .public_key = scheduler.public_key()};
+  const std::string proof = DaemonProof(kSecret, greeting);
   const auto is_proof = [&](const std::string& shown, const std::string& secret,
                             const KeyPair& greets, const std::string& nonce,
                             const KeyPair& greeted) {
-    return IsSchedulerProof(shown, secret, greets.public_key(), nonce, greeted.public_key());
+    return IsDaemonProof(shown, secret,
+                         {.daemon = daemon,
+                          .caller = greets.public_key(),
+                          .nonce = nonce,
+                          .public_key = greeted.public_key()});
   };
   CHECK(is_proof(proof, kSecret, caller, kNonce, scheduler));
+  // Nobody hands an agent's proof on as the scheduler's, or the other way round.
+  Greeting other = greeting;
+  other.daemon = daemon == Daemon::kAgent ? Daemon::kScheduler : Daemon::kAgent;
+  CHECK_FALSE(IsDaemonProof(proof, kSecret, other));
   CHECK_FALSE(is_proof(proof, kAnother, caller, kNonce, scheduler));
   CHECK_FALSE(is_proof(proof, kSecret, another, kNonce, scheduler));
   CHECK_FALSE(is_proof(proof, kSecret, caller, std::string(kNonceBytes, 'm'), scheduler));
   CHECK_FALSE(is_proof(proof, kSecret, caller, kNonce, another));
   CHECK_FALSE(is_proof(proof.substr(0, 31), kSecret, caller, kNonce, scheduler));
   CHECK_FALSE(is_proof("", kSecret, caller, kNonce, scheduler));
-  CHECK_FALSE(IsSchedulerProof(proof, kSecret, caller.public_key(), kNonce, ""));
+  Greeting keyless = greeting;
+  keyless.public_key = "";
+  CHECK_FALSE(IsDaemonProof(proof, kSecret, keyless));
 }
 
 TEST_CASE("Sealing: a public key with which everybody could compute the keys is none", "[rpc]") {

@@ -14,6 +14,7 @@
 #include "libs/base/counted.h"
 #include "libs/base/encoding.h"
 #include "libs/config/ready.h"
+#include "libs/rpc/authorization.h"
 #include "libs/rpc/call_gate.h"
 #include "libs/rpc/secret.h"
 #include "libs/runtime/clock.h"
@@ -44,7 +45,6 @@ constexpr int64_t kWatchGpuNs = 300'000;
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       config_(options_.config),
-      job_secret_(rpc::HashOfSecret(options_.job_secret)),
       started_unix_ns_(runtime::UnixNowNs()),
       host_id_(runtime::HostId()),
       node_name_(config_.name.empty() ? runtime::HostName() : config_.name) {}
@@ -257,8 +257,18 @@ absl::Status Agent::OpenAdmin() {
   handlers.get_status = [this](const v1::GetStatusRequest& request, auto done) {
     mailbox_->Post(StatusRequested{request, std::move(done)});
   };
-  handlers.set_trace = [this](const v1::SetTraceRequest& request, auto done) {
+  const auto set_trace = [this](const v1::SetTraceRequest& request, auto done) {
     mailbox_->Post(SetTraceRequested{request, std::move(done)});
+  };
+  // Whoever knows the job secret seals the call.
+  handlers.set_trace = [this, set_trace](const v1::SetTraceRequest& request, auto done) {
+    const absl::Status allowed =
+        rpc::CheckJobSecret({.method = "/talweg.agent.v1.AdminService/SetTrace",
+                             .daemon = "agent",
+                             .caller = "who asks for a timeline"},
+                            rpc::HashOfSecret(options_.job_secret), "");
+    if (!allowed.ok()) return done(allowed);
+    set_trace(request, std::move(done));
   };
   handlers.get_trace = [this](const rpc::TraceRange& range, auto done) {
     mailbox_->Post(TraceRequested{range, std::move(done)});
@@ -267,15 +277,18 @@ absl::Status Agent::OpenAdmin() {
       rpc::CallLimitOptions{.per_second_max = config_.peer_calls_per_second_max,
                             .open_max = config_.peer_calls_open_max});
   admin_service_ = rpc::MakeAgentAdminService(std::move(handlers), gate);
-  TALWEG_ASSIGN_OR_RETURN(admin_, rpc::Server::Start({.unix_path = listen.path,
-                                                      .bind_host = listen.host,
-                                                      .port_min = listen.port_first,
-                                                      .port_max = listen.port_last,
-                                                      .advertise_host = config_.advertise,
-                                                      .credentials = options_.credentials,
-                                                      .insecure = config_.insecure,
-                                                      .gate = gate},
-                                                     {admin_service_->service()}));
+  sealed_service_ =
+      rpc::MakeAgentSealedService(set_trace, options_.job_secret, options_.credentials, gate);
+  TALWEG_ASSIGN_OR_RETURN(
+      admin_, rpc::Server::Start({.unix_path = listen.path,
+                                  .bind_host = listen.host,
+                                  .port_min = listen.port_first,
+                                  .port_max = listen.port_last,
+                                  .advertise_host = config_.advertise,
+                                  .credentials = options_.credentials,
+                                  .insecure = config_.insecure,
+                                  .gate = gate},
+                                 {admin_service_->service(), sealed_service_->service()}));
   if (!admin_->warning().empty()) telemetry::Log(telemetry::LogLevel::kWarning, admin_->warning());
   admin_->SetServing("talweg.agent.v1.AdminService", true);
   return absl::OkStatus();

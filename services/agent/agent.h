@@ -13,7 +13,6 @@
 #include <variant>
 
 #include "libs/config/config.h"
-#include "libs/membership/records.h"
 #include "libs/rpc/admin_service.h"
 #include "libs/rpc/scheduler_client.h"
 #include "libs/rpc/server.h"
@@ -36,7 +35,8 @@ struct AgentOptions {
   config::AgentConfig config;
   std::string socket_path;
   Incarnation incarnation;
-  // Shown to the scheduler, and asked of whoever changes something here. Empty: none.
+  // What is said to the scheduler is sealed with it, and so is whatever changes something here.
+  // Empty: none.
   std::string job_secret;
   std::shared_ptr<const rpc::Credentials> credentials = {};  // Null: no TLS.
   // For tests: makes the transport. Null: libfabric and this host's shared memory, as configured.
@@ -136,7 +136,6 @@ class Agent final : private runtime::Poller, private GpuEvents {
 
   AgentOptions options_;
   const config::AgentConfig& config_;
-  const std::optional<membership::SecretHash> job_secret_;
   runtime::MonotonicClock clock_;
   const int64_t started_unix_ns_;
   std::string host_id_;
@@ -153,6 +152,7 @@ class Agent final : private runtime::Poller, private GpuEvents {
   std::unique_ptr<MemoryThread> memory_thread_;
   std::unique_ptr<AgentDriver> driver_;
   std::unique_ptr<rpc::ServiceHolder> admin_service_;
+  std::unique_ptr<rpc::ServiceHolder> sealed_service_;
   std::unique_ptr<rpc::Server> admin_;
 
   int64_t timer_deadline_ns_ = 0;

@@ -9,7 +9,6 @@
 #include <system_error>
 #include <vector>
 
-#include "libs/rpc/authorization.h"
 #include "libs/rpc/conversion.h"
 #include "libs/runtime/clock.h"
 #include "libs/status/status.h"
@@ -218,10 +217,6 @@ void Agent::AddCounters(v1::GetStatusResponse& status) const {
 }
 
 absl::StatusOr<v1::SetTraceResponse> Agent::SetTrace(const v1::SetTraceRequest& request) {
-  TALWEG_RETURN_IF_ERROR(rpc::CheckJobSecret({.method = "/talweg.agent.v1.AdminService/SetTrace",
-                                              .daemon = "agent",
-                                              .caller = "who asks for a timeline"},
-                                             job_secret_, request.job_secret()));
   const uint64_t bytes_max = config_.trace_bytes_max;
   const uint64_t bytes = request.buffer_bytes() == 0 ? bytes_max : request.buffer_bytes();
   if (request.enabled() && bytes_max == 0) {

@@ -158,8 +158,19 @@ grpc::Status Echo(const v1::GreetRequest& request, v1::GreetResponse* response) 
 grpc::Status AnotherSecret(const v1::GreetRequest& request, v1::GreetResponse* response) {
   const rpc::KeyPair own;
   response->set_public_key(own.public_key());
-  response->set_proof(rpc::SchedulerProof(std::string(64, 't'), request.public_key(),
-                                          request.nonce(), own.public_key()));
+  response->set_proof(rpc::DaemonProof(std::string(64, 't'), {.daemon = rpc::Daemon::kScheduler,
+                                                              .caller = request.public_key(),
+                                                              .nonce = request.nonce(),
+                                                              .public_key = own.public_key()}));
+  return grpc::Status::OK;
+}
+grpc::Status AsAnAgent(const v1::GreetRequest& request, v1::GreetResponse* response) {
+  const rpc::KeyPair own;
+  response->set_public_key(own.public_key());
+  response->set_proof(rpc::DaemonProof(kSecret, {.daemon = rpc::Daemon::kAgent,
+                                                 .caller = request.public_key(),
+                                                 .nonce = request.nonce(),
+                                                 .public_key = own.public_key()}));
   return grpc::Status::OK;
 }
 grpc::Status AnOlderOne(const v1::GreetRequest&, v1::GreetResponse*) {
@@ -168,7 +179,7 @@ grpc::Status AnOlderOne(const v1::GreetRequest&, v1::GreetResponse*) {
 
 TEST_CASE("Scheduler: whoever has its address and not the job secret is told nothing",
           "[scheduler]") {
-  const Impostor::Proof proof = GENERATE(NoProof, Echo, AnotherSecret, AnOlderOne);
+  const Impostor::Proof proof = GENERATE(NoProof, Echo, AnotherSecret, AsAnAgent, AnOlderOne);
   Impostor impostor(proof);
   {
     TestMember member(WithSecret(impostor.address()), Spec(0, 1, 1));

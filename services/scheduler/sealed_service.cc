@@ -1,25 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/scheduler/sealed_service.h"
 
-#include <optional>
 #include <string_view>
 #include <utility>
-
-#include "libs/rpc/secret.h"
 
 namespace talweg::scheduler {
 namespace {
 
-// Returns one answer, as bytes. `is_last`: nothing follows on its stream.
-template <typename Response>
-std::string AnswerOf(const absl::Status& status, const Response& response, bool is_last) {
-  v1::Answer answer;
-  answer.set_code(static_cast<uint32_t>(status.code()));
-  answer.set_text(std::string(status.message()));
-  if (status.ok()) answer.set_message(response.SerializeAsString());
-  answer.set_is_last(is_last);
-  return answer.SerializeAsString();
-}
+using rpc::AnswerOf;
 
 // Seals what the core says on a watch stream. The core thread calls it.
 template <typename Response>
@@ -52,25 +40,9 @@ class SealedStream final : public Stream<Response> {
 }  // namespace
 
 SealedService::SealedService(Gate* gate, std::string job_secret)
-    : gate_(gate), job_secret_(std::move(job_secret)) {}
-
-absl::Status SealedService::Proven(const v1::GreetRequest& request,
-                                   v1::GreetResponse* response) const {
-  if (job_secret_.empty()) {
-    return absl::FailedPreconditionError(
-        "the scheduler has no job secret, and the caller has one: give both a copy of the same "
-        "secret file (option secret_file, TALWEG_SECRET_FILE, or ~/.config/talweg/secret), or "
-        "the caller --secret_file=none");
-  }
-  if (request.public_key().size() != rpc::kPublicKeyBytes ||
-      request.nonce().size() != rpc::kNonceBytes) {
-    return absl::InvalidArgumentError("public_key and nonce must have 32 bytes each");
-  }
-  response->set_public_key(keys_.public_key());
-  response->set_proof(
-      rpc::SchedulerProof(job_secret_, request.public_key(), request.nonce(), keys_.public_key()));
-  return absl::OkStatus();
-}
+    : gate_(gate),
+      job_secret_(std::move(job_secret)),
+      door_(rpc::Daemon::kScheduler, job_secret_) {}
 
 grpc::ServerUnaryReactor* SealedService::Greet(grpc::CallbackServerContext* context,
                                                const v1::GreetRequest* request,
@@ -78,39 +50,16 @@ grpc::ServerUnaryReactor* SealedService::Greet(grpc::CallbackServerContext* cont
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const grpc::Status entered =
       rpc::CallGateAccess::Enter(gate_->calls(), context, request->public_key());
-  reactor->Finish(entered.ok() ? ToGrpc(Proven(*request, response)) : entered);
+  reactor->Finish(entered.ok() ? ToGrpc(door_.Greet(*request, response)) : entered);
   return reactor;
 }
 
 template <typename Request>
 absl::StatusOr<SealedService::Opened> SealedService::Open(
     const grpc::CallbackServerContext& context, const Request& request) {
-  std::optional<std::string> text;
-  std::optional<rpc::Answers> answers;
-  std::string salt = rpc::NewSecret();
-  const std::optional<transport::DataKey> shared =
-      job_secret_.empty() ? std::nullopt : keys_.SharedWith(request.public_key());
-  if (shared) {
-    const rpc::SealedSession session(job_secret_, *shared, request.public_key(),
-                                     keys_.public_key());
-    text = session.OpenCall(request.count(), request.method(), request.sealed());
-    answers.emplace(session.AnswersTo(request.count(), salt));
-  }
-  if (!text) {
-    return absl::UnauthenticatedError(
-        "the call does not open: it was sealed with another job secret, or for another life of "
-        "this scheduler; greet it again");
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    if (!book_.Take(request.public_key(), request.count())) {
-      return absl::AbortedError("a call with this count has come before; ask again with another");
-    }
-  }
-  Opened opened{.allowed = absl::OkStatus(),
-                .text = *std::move(text),
-                .salt = std::move(salt),
-                .answers = *std::move(answers)};
+  absl::StatusOr<rpc::SealedDoor::Opened> opening = door_.Open(request);
+  if (!opening.ok()) return opening.status();
+  Opened opened{{*std::move(opening)}, absl::OkStatus()};
   if (gate_->credentials() != nullptr) {
     opened.allowed = rpc::MayCall(request.method(),
                                   rpc::CredentialsAccess::CallerOf(context, gate_->credentials()));

@@ -4,14 +4,12 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "libs/rpc/sealing.h"
+#include "libs/rpc/sealed_door.h"
 #include "proto/talweg/scheduler/v1/sealed.grpc.pb.h"
 #include "services/scheduler/front_gate.h"
 
@@ -36,18 +34,14 @@ class SealedService final : public v1::SealedService::CallbackService {
                                                      const v1::WatchRequest* request) override;
 
  private:
-  // A call that was opened, and how its answers are sealed.
-  struct Opened {
+  // A call that was opened.
+  struct Opened : rpc::SealedDoor::Opened {
     absl::Status allowed;  // Whether the caller's role may make the call inside.
-    std::string text;
-    std::string salt;
-    rpc::Answers answers;
   };
 
   // `request`: a CallRequest or a WatchRequest.
   template <typename Request>
   absl::StatusOr<Opened> Open(const grpc::CallbackServerContext& context, const Request& request);
-  absl::Status Proven(const v1::GreetRequest& request, v1::GreetResponse* response) const;
 
   template <typename Request, typename Response>
   absl::Status Make(grpc::CallbackServerContext* context, const v1::CallRequest& sealed,
@@ -63,9 +57,7 @@ class SealedService final : public v1::SealedService::CallbackService {
 
   Gate* const gate_;
   const std::string job_secret_;
-  const rpc::KeyPair keys_;
-  std::mutex mutex_;
-  rpc::CallBook book_;  // Guarded by mutex_.
+  rpc::SealedDoor door_;
 };
 
 }  // namespace talweg::scheduler

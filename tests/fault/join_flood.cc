@@ -4,7 +4,7 @@
 // by many connections at once. Reads the job secret from stdin. `wrong`: never shows that it has
 // it, in every way in which a process can ask. `one-job`: joins the job "flood" as ever new nodes,
 // which then say nothing. `many-jobs`: begins ever new jobs "flood-N". Says how many calls were
-// made and what came of them.
+// made and what came of them: "code-N" of calls, and "sealed-N" in sealed answers.
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
@@ -132,7 +132,7 @@ class Flood {
     const auto opened =
         connection.session->AnswersTo(request.count(), response.salt()).Open(response.sealed());
     if (!opened || !answer.ParseFromString(*opened)) std::abort();
-    Note({static_cast<grpc::StatusCode>(answer.code()), answer.text()});
+    Note({static_cast<grpc::StatusCode>(answer.code()), answer.text()}, "sealed");
   }
 
   // The request of a process that nobody has heard of.
@@ -159,15 +159,16 @@ class Flood {
     return join;
   }
 
-  void Note(const grpc::Status& status) {
+  void Note(const grpc::Status& status, const std::string& kind = "code") {
     const std::lock_guard lock(mutex_);
-    if (++codes_[status.error_code()] == 1) {
-      std::printf("code %d: %s\n", status.error_code(), status.error_message().c_str());
+    const std::string name = kind + "-" + std::to_string(status.error_code());
+    if (++counts_[name] == 1) {
+      std::printf("%s: %s\n", name.c_str(), status.error_message().c_str());
     }
     if (++calls_ % kTold == 0) {
       std::printf("calls %llu", static_cast<unsigned long long>(calls_));
-      for (const auto& [code, count] : codes_) {
-        std::printf(" code-%d %llu", code, static_cast<unsigned long long>(count));
+      for (const auto& [name, count] : counts_) {
+        std::printf(" %s %llu", name.c_str(), static_cast<unsigned long long>(count));
       }
       std::printf("\n");
     }
@@ -180,7 +181,7 @@ class Flood {
   std::atomic<uint64_t> number_{0};
   std::mutex mutex_;
   uint64_t calls_ = 0;
-  std::map<int, uint64_t> codes_;
+  std::map<std::string, uint64_t> counts_;
 };
 
 }  // namespace

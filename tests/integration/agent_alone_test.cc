@@ -98,24 +98,37 @@ TEST_CASE("Agent: a timeline takes no more memory than the agent's configuration
   CHECK(client.SetTrace(request).ok());
 }
 
-TEST_CASE("Agent: whoever switches a timeline on or off shows the job secret", "[agent]") {
+TEST_CASE("Agent: whoever switches a timeline on or off proves that it knows the job secret",
+          "[agent]") {
   const std::string secret(64, 's');
   const RunningAgent agent(Alone(1), 0, secret);
   rpc::AgentAdminClient client(agent.admin_address(), kGenerousNs);
   agent::v1::SetTraceRequest request;
   request.set_enabled(true);
-  for (const std::string& shown : {std::string(), std::string(64, 't')}) {
-    request.set_job_secret(shown);
-    const absl::Status refused = client.SetTrace(request);
-    CHECK(refused.code() == absl::StatusCode::kPermissionDenied);
-    CHECK_THAT(std::string(refused.message()),
-               Catch::Contains("the agent refuses who asks for a timeline, which shows ") &&
-                   Catch::Contains("a copy of the agent's secret file"));
+  const auto refused = [&](const std::string& own, const std::string& text) {
+    const absl::Status status = client.SetTrace(request, own);
+    CHECK(status.code() == absl::StatusCode::kPermissionDenied);
+    CHECK_THAT(std::string(status.message()), Catch::Contains(text));
     CHECK_FALSE(agent.Status().tracing());
-  }
-  request.set_job_secret(secret);
-  CHECK(client.SetTrace(request).ok());
+  };
+  refused("",
+          "the agent refuses who asks for a timeline, which shows no job secret; give it a copy of "
+          "the agent's secret file");
+  refused(std::string(64, 't'), "does not prove that it knows the job secret");
+  CHECK(client.SetTrace(request, secret).ok());
   CHECK(agent.Status().tracing());
+  // The words of a refusal come back through the seal.
+  request.set_buffer_bytes(uint64_t{1} << 40);
+  CHECK_THAT(std::string(client.SetTrace(request, secret).message()),
+             Catch::Contains("is more than the agent's trace_bytes_max"));
+}
+
+TEST_CASE("Agent: one without a job secret says so to a caller that has one", "[agent]") {
+  const RunningAgent agent(Alone(1));
+  rpc::AgentAdminClient client(agent.admin_address(), kGenerousNs);
+  const absl::Status refused = client.SetTrace({}, std::string(64, 's'));
+  CHECK(refused.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK_THAT(std::string(refused.message()), Catch::Contains("the agent has no job secret"));
 }
 
 TEST_CASE("Agent: with trace_bytes_max=0 nobody switches a timeline on", "[agent]") {

@@ -205,7 +205,11 @@ class _Call:
         self._index = index_dtype(tensor.total_rows)
         self._storage = rows.values.dtype
         own = coalesced(rows, tensor.dtype)
-        self._own = own._replace(values=self._scaled(own.values, tensor.factors.prescale))
+        own = own._replace(values=self._scaled(own.values, tensor.factors.prescale))
+        # A copy, because a call that begins later may find the caller's rows changed.
+        self._packed = packed([Part(own, own.row_count)], self._index)
+        [part] = self._parts(self._packed[0])
+        self._own = part.rows
 
     def steps(self) -> Steps:
         """The call's steps. Its result is the sum."""
@@ -222,7 +226,7 @@ class _Call:
                 if not goes_on:
                     raise
                 channel.has_lost_a_rank = True  # All ranks that are left have learnt it here.
-        gathered = yield from self._run(self._gather, [self._own])
+        gathered = yield from self._run(self._gather, *self._packed)
         if goes_on:
             return self._sum(gathered.rows, len(gathered.ranks))
         return self._sum(gathered, channel.group.size)
@@ -241,24 +245,22 @@ class _Call:
         if one has joined.
         """
         size = self._channel.group.size
-        received = yield from self._run(ALL_TO_ALL, dealt(self._own, size))
+        shares = [Part(share, share.row_count) for share in dealt(self._own, size)]
+        received = yield from self._run(ALL_TO_ALL, *packed(shares, self._index))
         parts = self._parts(received)
         own = self._added(parts, size)
         given = sum(part.given for part in parts)
         self._channel.begin_further_control_round()
-        sums = yield from self._run(ALL_GATHER, [own], given)
+        sums = yield from self._run(ALL_GATHER, *packed([Part(own, given)], self._index))
         owned = self._parts(sums)
         rows = in_order([part.rows for part in owned])
         self._note(owned, rows)
         return rows
 
-    def _run(self, kind: Kind, every: Sequence[SparseRows], given: int | None = None) -> Steps:
-        """Runs a collective of the rows, one part for each rank or one for all. Returns its result.
-
-        `given` is how many rows were added up to those of a part; None: they are the ranks' own.
+    def _run(self, kind: Kind, data: np.ndarray, part_bytes: list[int]) -> Steps:
+        """Runs a collective of rows that are packed(), in one part for each rank or in one for all.
+        Returns its result.
         """
-        parts = [Part(rows, rows.row_count if given is None else given) for rows in every]
-        data, part_bytes = packed(parts, self._index)
 
         def allocate(_: Rows, counts: list[int]) -> tuple[Any, int]:
             found: np.ndarray = np.empty(sum(counts), np.uint8)

@@ -111,7 +111,8 @@ def rows_that_change_while_a_call_waits_for_its_turn() -> None:
 
 
 def _change_rows(name: str) -> None:
-    indices, values = np.array([2, 5]), np.ones((2, 3), np.float32)
+    indices = np.array([2, 5])
+    values: np.ndarray = np.ones((2, 3), np.float32)
     if talweg.rank() > 0:
         talweg.barrier()  # The calls of rank 0 wait for those of the others.
     handles = [talweg.push_pull_sparse_async(indices, values, 9, name) for _ in range(3)]

@@ -47,8 +47,20 @@ TEST_CASE("talweg_add_rows: it adds rows with the same number, and divides", "[t
   CHECK(out.count == 0);
 }
 
+TEST_CASE("talweg_add_rows: it adds rows that a part has several times", "[talweg]") {
+  const std::array<int64_t, 6> numbers = {3, 3, 3, 3, 3, 9};
+  const std::array<float, 6> values = {1, 2, 4, 8, 16, 5};
+  Out out;
+  REQUIRE(Add(Sum(), {{numbers.data(), values.data(), 6}}, out) == TALWEG_OK);
+  REQUIRE(out.count == 2);
+  CHECK(out.numbers[0] == 3);
+  CHECK(out.values[0] == 31);
+  CHECK(out.numbers[1] == 9);
+  CHECK(out.values[1] == 5);
+}
+
 TEST_CASE("talweg_add_rows: it refuses what makes no sense, and writes no count", "[talweg]") {
-  const std::array<int64_t, 2> numbers = {3, 3};
+  const std::array<int64_t, 2> numbers = {3, 2};
   const std::array<float, 2> values = {1, 2};
   const talweg_rows rows = {numbers.data(), values.data(), 2};
   Out out;
@@ -68,6 +80,10 @@ TEST_CASE("talweg_add_rows: it refuses what makes no sense, and writes no count"
   CHECK(Add(odd, {rows}, out) == TALWEG_INVALID_ARGUMENT);
   CHECK(Add(Sum(), {{nullptr, values.data(), 1}}, out) == TALWEG_INVALID_ARGUMENT);
   CHECK_THAT(talweg_last_error(), Contains("NULL"));
+  const talweg_rows most = {numbers.data(), values.data(), ~uint64_t{0}};
+  CHECK(Add(Sum(), {most, most}, out) == TALWEG_INVALID_ARGUMENT);
+  CHECK_THAT(talweg_last_error(), Contains("64 bits"));
+  CHECK(Add(Sum(), {most}, out) == TALWEG_OUT_OF_MEMORY);
 }
 
 }  // namespace

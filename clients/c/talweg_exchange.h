@@ -79,8 +79,8 @@ TALWEG_API talweg_status talweg_finish_exchange(talweg_client* client, talweg_te
  * (Since version 1.7.) */
 TALWEG_API uint64_t talweg_left_out_count(talweg_client* client, talweg_tensor tensor);
 
-/* Some rows of a tensor: `count` numbers of rows, ascending, each once, and as many rows. Any
- * alignment. */
+/* Some rows of a tensor: `count` numbers of rows, ascending, and as many rows. A number may come
+ * several times. Any alignment. */
 typedef struct {
   const void* numbers;
   const void* values;
@@ -96,11 +96,11 @@ typedef struct {
   uint32_t divisor;  /* 1: a sum. Otherwise sums are divided by it; for floats. */
 } talweg_row_sum;
 
-/* Adds up the rows of all parts. Rows with the same number are added in the order of `parts`, as
- * the ranks of one node add theirs. Writes the numbers, ascending, to `numbers`, and the rows to
- * `values`. Both have room for the rows of all parts, and overlap no part. *count: how many rows
- * there are. TALWEG_INVALID_ARGUMENT: the numbers of a part do not ascend, or there is no such sum.
- * (Since version 1.7.) */
+/* Adds up the rows of all parts. Rows with the same number are added in the order of `parts`, and
+ * within a part in its own order, as the ranks of one node add theirs. Writes the numbers,
+ * ascending, to `numbers`, and the rows to `values`. Both have room for the rows of all parts, and
+ * overlap no part. *count: how many rows there are. TALWEG_INVALID_ARGUMENT: the numbers of a part
+ * do not ascend, or there is no such sum. (Since version 1.7.) */
 TALWEG_API talweg_status talweg_add_rows(const talweg_row_sum* sum, const talweg_rows* parts,
                                          uint32_t part_count, int64_t* numbers, void* values,
                                          uint64_t* count);

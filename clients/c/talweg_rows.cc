@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <type_traits>
 
@@ -33,10 +34,11 @@ struct Free {
 
 // Returns an array of zeros, or null. The library needs nothing of the C++ runtime, so no vector.
 template <typename Element>
-std::unique_ptr<Element, Free> Array(uint32_t count) {
+std::unique_ptr<Element, Free> Array(uint64_t count) {
   static_assert(std::is_trivially_destructible_v<Element>);
+  if (count == std::numeric_limits<uint64_t>::max()) return nullptr;
   return std::unique_ptr<Element, Free>(
-      static_cast<Element*>(std::calloc(size_t{count} + 1, sizeof(Element))));
+      static_cast<Element*>(std::calloc(count + 1, sizeof(Element))));
 }
 
 }  // namespace
@@ -58,12 +60,19 @@ extern "C" talweg_status talweg_add_rows(const talweg_row_sum* sum, const talweg
   if (sum->number_bytes != 4 && sum->number_bytes != 8) {
     return Invalid("talweg_add_rows: `number_bytes` is neither 4 nor 8");
   }
+  uint64_t row_count = 0;
+  for (uint32_t i = 0; i < part_count; ++i) {
+    if (__builtin_add_overflow(row_count, parts[i].count, &row_count)) {
+      return Invalid("talweg_add_rows: the parts have more rows than 64 bits count");
+    }
+  }
   const auto rows = Array<reduce::Rows>(part_count);
   const auto cursors = Array<reduce::RowCursor>(part_count);
-  const auto inputs = Array<const std::byte*>(part_count);
+  const auto inputs = Array<const std::byte*>(row_count);
   if (rows == nullptr || cursors == nullptr || inputs == nullptr) {
-    return ToC(LastError().Fail(RankStatus::kOutOfMemory, "talweg_add_rows: no memory for %u parts",
-                                part_count));
+    return ToC(LastError().Fail(RankStatus::kOutOfMemory,
+                                "talweg_add_rows: no memory for %u parts with %llu rows",
+                                part_count, static_cast<unsigned long long>(row_count)));
   }
   for (uint32_t i = 0; i < part_count; ++i) {
     const talweg_rows& part = parts[i];

@@ -89,16 +89,20 @@ class ControlRoundTest(unittest.TestCase):
         for kind in (c.ALL_GATHER, c.ALL_TO_ALL, c.BROADCAST, c.REDUCE_SCATTER, c.BARRIER):
             given = _given(kind, _F32, [1] * kind.parts_given(2, 2, 3), root=7)
             every = _read([_block(_JOINED), _block(_JOINED), _block(given)], group, True)
-            with self.assertRaisesRegex(Mismatch, "rank 7 calls .*, but ranks 2, 5 have joined"):
+            joined = "rank 7 calls .*, but ranks 2, 5 have joined"
+            with self.assertRaisesRegex(Mismatch, joined) as raised:
                 words.with_stand_ins("x", group, every)
+            self.assertTrue(raised.exception.has_joined)
 
     def test_a_disagreement_names_ranks_that_have_not_joined(self) -> None:
         group = _group((2, 5, 7), 7)
         one = _given(c.ALL_GATHER_OF_SOME, _F32, [1])
         other = _given(c.ALL_GATHER, _F32, [1])
         every = _read([_block(_JOINED), _block(one, bytes(12)), _block(other)], group)
-        with self.assertRaisesRegex(Mismatch, "'x@set': rank 5 calls .*, but rank 7 calls"):
+        differ = "'x@set': rank 5 calls .*, but rank 7 calls"
+        with self.assertRaisesRegex(Mismatch, differ) as raised:
             words.with_stand_ins("x", group, every)
+        self.assertFalse(raised.exception.has_joined)
 
     def test_small_reductions_lie_between_blocks_where_ranks_read_each_other(self) -> None:
         group = _group((0, 1), 0)

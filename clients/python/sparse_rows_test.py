@@ -15,10 +15,8 @@ from talweg._collectives.sparse_rows import (
     dealt,
     in_order,
     index_dtype,
-    narrowed,
     packed,
     unpacked,
-    widened,
 )
 from talweg._declaration import DType
 from talweg.errors import InvalidArgument
@@ -34,20 +32,39 @@ _DTYPES = {
 }
 
 
+def _widened(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Returns the values in the dtype in which they are added. bf16 comes as u16."""
+    if dtype is DType.F16:
+        return values.astype(np.float32)
+    if dtype is DType.BF16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values
+
+
+def _narrowed(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Returns widened values in their own dtype again, rounded to nearest, ties to even."""
+    if dtype is DType.F16:
+        return values.astype(np.float16)
+    if dtype is DType.BF16:
+        bits: np.ndarray = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return values
+
+
 def _random(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> SparseRows:
     count = int(rng.integers(0, 60))
     indices = rng.integers(0, _ROWS, count)
     numbers = rng.integers(-50, 50, (count, *shape))
     if dtype is DType.BF16:
-        return SparseRows(indices, narrowed(numbers.astype(np.float32), dtype))
+        return SparseRows(indices, _narrowed(numbers.astype(np.float32), dtype))
     return SparseRows(indices, numbers.astype(_DTYPES[dtype]))
 
 
 def _dense(parts: list[SparseRows], dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    wide = widened(np.empty(0, _DTYPES[dtype]), dtype).dtype
+    wide = _widened(np.empty(0, _DTYPES[dtype]), dtype).dtype
     result: np.ndarray = np.zeros((_ROWS, *shape), wide)
     for part in parts:
-        for index, row in zip(part.indices, widened(part.values, dtype)):
+        for index, row in zip(part.indices, _widened(part.values, dtype)):
             result[index] = np.add(result[index], row, casting="unsafe")
     return result
 
@@ -65,7 +82,7 @@ class SparseRowsTest(unittest.TestCase):
                 own = coalesced(given, dtype)
                 self.assertTrue(np.all(own.indices[1:] > own.indices[:-1]))
                 self.assertEqual(own.values.dtype, _DTYPES[dtype])
-                expected = narrowed(_dense([given], dtype, shape)[own.indices], dtype)
+                expected = _narrowed(_dense([given], dtype, shape)[own.indices], dtype)
                 np.testing.assert_array_equal(own.values, expected)
 
     def test_parts_arrive_as_they_left(self) -> None:
@@ -90,7 +107,7 @@ class SparseRowsTest(unittest.TestCase):
                 summed = added(parts, shape, dtype)
                 given = np.unique(np.concatenate([part.indices for part in parts]))
                 np.testing.assert_array_equal(summed.indices, given)
-                expected = narrowed(_dense(parts, dtype, shape)[summed.indices], dtype)
+                expected = _narrowed(_dense(parts, dtype, shape)[summed.indices], dtype)
                 np.testing.assert_array_equal(summed.values, expected)
 
     def test_dealt_rows_have_the_same_sum(self) -> None:
@@ -113,7 +130,7 @@ class SparseRowsTest(unittest.TestCase):
         np.testing.assert_array_equal(summed.values, expected)
 
     def test_rows_that_do_not_ascend_are_refused(self) -> None:
-        wrong = SparseRows(np.array([4, 4]), np.ones((2, 1), np.float32))
+        wrong = SparseRows(np.array([4, 3]), np.ones((2, 1), np.float32))
         with self.assertRaisesRegex(InvalidArgument, "do not ascend"):
             added([wrong], (1,), DType.F32)
 
@@ -124,13 +141,29 @@ class SparseRowsTest(unittest.TestCase):
             for share in shares:
                 self.assertLess(abs(share.row_count - 1000), 200, stride)
 
-    def test_bf16_is_rounded_to_nearest_ties_to_even(self) -> None:
-        bits = np.array([0x3F800000, 0x3F808000, 0x3F818000, 0x3F808001, 0x7FC00001, 0x7F7FFFFF])
-        got = narrowed(bits.astype(np.uint32).view(np.float32), DType.BF16)
-        self.assertEqual(
-            [hex(each) for each in got],
-            ["0x3f80", "0x3f80", "0x3f82", "0x3f81", "0x7fc0", "0x7f80"],
-        )
+    def test_repeated_rows_of_16_bits_are_rounded_once(self) -> None:
+        for dtype, values, expected in (
+            (DType.F16, np.array([2048, 1, 1], np.float16), np.float16(2050)),
+            (DType.BF16, np.array([0x4380, 0x3F80, 0x3F80], np.uint16), 0x4381),  # 256 + 1 + 1.
+        ):
+            own = coalesced(SparseRows(np.array([7, 7, 7]), values), dtype)
+            self.assertEqual(own.indices.tolist(), [7])
+            self.assertEqual(own.values[0], expected)
+
+    def test_repeated_rows_are_added_in_the_order_in_which_they_are_given(self) -> None:
+        values = np.array([1e8, 1.0, -1e8, 1.0, 5.0], np.float32)
+        own = coalesced(SparseRows(np.array([9, 2, 9, 2, 9]), values), DType.F32)
+        expected = np.float32(np.float32(1e8) + np.float32(-1e8)) + np.float32(5)
+        self.assertEqual(own.indices.tolist(), [2, 9])
+        self.assertEqual(own.values.tolist(), [2.0, expected])
+
+    def test_rows_that_lie_apart_are_added(self) -> None:
+        wide: np.ndarray = np.arange(24, dtype=np.float32).reshape(4, 6)
+        for order in (np.array([3, 3, 8, 8]), np.array([8, 3, 3, 8])):
+            own = coalesced(SparseRows(order, wide[:, ::2]), DType.F32)
+            for row, index in enumerate((3, 8)):
+                expected = wide[order == index, ::2].sum(0)
+                np.testing.assert_array_equal(own.values[row], expected)
 
     def test_numbers_of_rows_travel_in_four_bytes_where_they_fit(self) -> None:
         self.assertEqual(index_dtype(2**31), np.dtype("<i4"))

@@ -50,7 +50,7 @@ std::optional<uint64_t> AddRows(const ReduceSpec& spec, const RowLayout& layout,
         continue;
       }
       cursor.number = NumberAt(rows, cursor.place, layout.number_bytes);
-      if (cursor.number <= number) return std::nullopt;
+      if (cursor.number < number) return std::nullopt;
       std::push_heap(cursors, end, IsAfter);
     }
     numbers[count] = number;

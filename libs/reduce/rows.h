@@ -13,7 +13,7 @@ namespace talweg::reduce {
 
 // Some rows of a tensor. All others are zeros.
 struct Rows {
-  const std::byte* numbers = nullptr;  // Ascending, each once. Any alignment.
+  const std::byte* numbers = nullptr;  // Ascending; one may come several times. Any alignment.
   const std::byte* values = nullptr;   // A row for each number. Any alignment.
   uint64_t count = 0;
 };
@@ -32,12 +32,13 @@ struct RowLayout {
 };
 
 // Sums the rows of all parts. Rows with the same number are combined by Reduce, in the order of
-// `parts`; `spec` has no weights. A row that only one part has is combined with nothing.
+// `parts`, and within a part in its own order; `spec` has no weights. A row whose number comes once
+// is combined with nothing.
 //
 // Writes the numbers, ascending, to `numbers`, and the rows to `values`. Both have room for the
-// rows of all parts, and overlap no part. `cursors` and `inputs` have an element for each part,
-// whose value does not matter. Returns how many rows there are; nullopt if the numbers of a part do
-// not ascend.
+// rows of all parts, and overlap no part. `cursors` has an element for each part, and `inputs` for
+// each row of all parts; their values do not matter. Returns how many rows there are; nullopt if
+// the numbers of a part do not ascend.
 std::optional<uint64_t> AddRows(const ReduceSpec& spec, const RowLayout& layout,
                                 std::span<const Rows> parts, RowCursor* cursors,
                                 const std::byte** inputs, int64_t* numbers, std::byte* values);

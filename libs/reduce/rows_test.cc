@@ -38,7 +38,8 @@ class Random {
     Part part;
     const int64_t first = layout.number_bytes == 8 && Below(4) == 0 ? int64_t{1} << 40 : 0;
     for (int64_t number = first; number < first + 40; ++number) {
-      if (Below(3) == 0) part.numbers.push_back(number);
+      const uint64_t times = Below(3) == 0 ? 1 + Below(2) * Below(6) : 0;
+      part.numbers.insert(part.numbers.end(), times, number);
     }
     part.packed_numbers.resize(1 + part.numbers.size() * layout.number_bytes);
     for (size_t i = 0; i < part.numbers.size(); ++i) {
@@ -58,7 +59,9 @@ class Random {
 std::optional<uint64_t> Add(const ReduceSpec& spec, const RowLayout& layout,
                             std::span<const Rows> parts, int64_t* numbers, std::byte* values) {
   std::vector<RowCursor> cursors(parts.size());
-  std::vector<const std::byte*> inputs(parts.size());
+  size_t rows = 0;
+  for (const Rows& part : parts) rows += part.count;
+  std::vector<const std::byte*> inputs(rows);
   return AddRows(spec, layout, parts, cursors.data(), inputs.data(), numbers, values);
 }
 
@@ -109,11 +112,24 @@ TEST_CASE("AddRows: each row is the sum of those with its number, in the order o
   }
 }
 
+TEST_CASE("AddRows: rows of 16 bits that a part has several times are rounded once") {
+  const std::array<int64_t, 3> numbers = {4, 4, 4};
+  const std::array<uint16_t, 3> values = {0x6800, 0x3C00, 0x3C00};  // 2048, 1, 1.
+  const Rows part = {reinterpret_cast<const std::byte*>(numbers.data()),
+                     reinterpret_cast<const std::byte*>(values.data()), 3};
+  std::array<int64_t, 3> out_numbers;
+  std::array<uint16_t, 3> out;
+  REQUIRE(Add({.dtype = DType::kF16, .op = Op::kSum}, {8, 1}, {&part, 1}, out_numbers.data(),
+              reinterpret_cast<std::byte*>(out.data())) == 1);
+  CHECK(out_numbers[0] == 4);
+  CHECK(out[0] == 0x6801);  // 2050. The sum of the first two is 2048 again if it is rounded.
+}
+
 TEST_CASE("AddRows: numbers that do not ascend are refused") {
   const std::array<float, 3> values = {1, 2, 3};
   const ReduceSpec spec = {.dtype = DType::kF32, .op = Op::kSum};
   for (const std::array<int64_t, 3>& numbers :
-       {std::array<int64_t, 3>{1, 1, 2}, std::array<int64_t, 3>{1, 3, 2}}) {
+       {std::array<int64_t, 3>{2, 1, 2}, std::array<int64_t, 3>{1, 3, 2}}) {
     const std::array<int64_t, 1> good_number = {2};
     const Rows good = {reinterpret_cast<const std::byte*>(good_number.data()),
                        reinterpret_cast<const std::byte*>(values.data()), 1};

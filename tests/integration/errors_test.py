@@ -11,7 +11,7 @@ from unittest import mock
 
 import talweg
 from talweg import errors
-from talweg._library import native
+from talweg._library import native, native_errors
 
 _RUNFILES = Path(os.environ["RUNFILES_DIR"]) / "talweg"
 _HEADER = _RUNFILES / "clients" / "c" / "talweg.h"
@@ -38,15 +38,15 @@ class ErrorsTest(unittest.TestCase):
     def test_every_failure_has_an_exception_of_its_own(self) -> None:
         failures = {name: value for name, value in _statuses().items() if name not in _NO_FAILURES}
         self.assertGreater(len(failures), 15)
-        self.assertEqual(set(native.EXCEPTIONS), set(failures.values()))
-        classes = list(native.EXCEPTIONS.values())
+        self.assertEqual(set(native_errors.EXCEPTIONS), set(failures.values()))
+        classes = list(native_errors.EXCEPTIONS.values())
         self.assertEqual(len(set(classes)), len(classes))
         self.assertNotIn(errors.TalwegError, classes)
 
     def test_the_page_says_the_same(self) -> None:
         documented = _documented()
         raised = {
-            name: native.EXCEPTIONS[value].__name__
+            name: native_errors.EXCEPTIONS[value].__name__
             for name, value in _statuses().items()
             if name not in _NO_FAILURES
         }

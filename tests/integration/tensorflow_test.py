@@ -42,6 +42,10 @@ class TensorflowTest(unittest.TestCase):
     def test_calls(self) -> None:
         self._on_two_nodes("tensorflow_features.py")
 
+    def test_sparse_sums(self) -> None:
+        self._alone("tensorflow_sparse.py")
+        self._on_two_nodes("tensorflow_sparse.py")
+
     def test_one_thread_and_opposite_orders(self) -> None:
         output = self._on_two_nodes("tensorflow_orders.py")
         self.assertEqual(output.count("has all 100 sums"), 4)

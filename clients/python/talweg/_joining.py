@@ -335,6 +335,10 @@ class _Joined:
             stream.end()
         last = _last_of(rows, self._names())
         free_names, nameless = told[last][1]
+        with client.channels_lock:
+            for channel in client.channels.values():
+                if isinstance(channel, CallChannel):
+                    channel.last_sparse.clear()  # Only the others know what theirs have moved.
         client.tensors.free(*free_names)
         client.nameless_state = nameless
         return last

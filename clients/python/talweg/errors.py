@@ -25,6 +25,8 @@ class Mismatch(TalwegError):
 
     # Whether the other calls that have the same handle are over as well, at every rank.
     ends_all = False
+    # Whether the ranks agree, but the call needs one that has joined (hvd.join()).
+    has_joined = False
 
 
 class Busy(TalwegError):

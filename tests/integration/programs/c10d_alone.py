@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from expected_errors import expect
 from talweg import _client
+from talweg._collectives import sparse_rows, sparse_sums
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
@@ -266,6 +267,55 @@ def check_what_a_profiler_shows() -> None:
     assert all(event.cpu_parent is None for event in every.values())
 
 
+def check_sparse_tensors() -> None:
+    """Each rank has a row of its own twice, and 100 rows that all have."""
+    indices = torch.cat([torch.tensor([_RANK, _RANK]), 1000 + torch.arange(100)])[None]
+    reduce_op = dist.ReduceOp
+    factor: Any = dist._make_nccl_premul_sum(0.5)
+    for dtype, ops in (
+        (torch.float32, (reduce_op.SUM, reduce_op.AVG, factor)),
+        (torch.int32, (reduce_op.SUM, reduce_op.AVG)),
+        (torch.bool, (reduce_op.SUM,)),
+    ):
+        values = torch.arange(1, 103).to(dtype)[:, None] * torch.ones(2, dtype=dtype)
+        for op in ops:
+            for is_async in (False, True, False):
+                tensor = torch.sparse_coo_tensor(indices, values, (2000, 2))
+                dense = tensor.to_dense()
+                work: Any = dist.all_reduce(tensor, op, async_op=is_async)
+                if is_async:
+                    [future] = work.get_future().wait()
+                    assert future is tensor
+                if dtype is torch.bool:
+                    dist.all_reduce(dense)
+                else:
+                    dist.all_reduce(dense, op)
+                assert tensor.is_coalesced() and tensor._nnz() == _SIZE + 100
+                assert tensor.dtype == dtype and torch.equal(tensor.to_dense(), dense), (dtype, op)
+    expect(
+        talweg.Unsupported,
+        "premul_sum takes floating point",
+        dist.all_reduce,
+        torch.ones(3, dtype=torch.int32).to_sparse(),
+        factor,
+    )
+
+
+def check_sparse_tensors_that_are_dealt() -> None:
+    """Calls of two tensors take turns. From the second call of each on its rows are dealt."""
+    tensors = [torch.arange(1.0, length).to_sparse() for length in (100, 300)]
+    with (
+        mock.patch.multiple(sparse_rows, _DEALT_BYTES_MIN=0, _DEALT_PART=1e9),
+        mock.patch.object(sparse_sums, "dealt", wraps=sparse_sums.dealt) as dealt,
+    ):
+        for turn in range(3):
+            for own in tensors:
+                summed = own.clone()
+                dist.all_reduce(summed)
+                assert torch.equal(summed.to_dense(), _SIZE * own.to_dense())
+            assert dealt.call_count == 2 * turn
+
+
 def check_refused() -> None:
     words = "average is not defined for bool"
     bools = torch.tensor([True, False])
@@ -308,6 +358,8 @@ if __name__ == "__main__":
     check_time_limits()
     check_what_a_work_says()
     check_what_a_profiler_shows()
+    check_sparse_tensors()
+    check_sparse_tensors_that_are_dealt()
     check_refused()
     check_groups_one_after_another()
     talweg.barrier()

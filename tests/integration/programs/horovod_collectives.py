@@ -51,6 +51,18 @@ def sparse_gradients() -> None:
     assert result.to_dense().tolist() == [1.0] * size + [2.0 * size]
     mean = hvd.sparse_allreduce_async(tensor, "sparse.mean", hvd.Average)()
     assert torch.allclose(mean.to_dense(), torch.tensor([1.0 / size] * size + [2.0]))
+    assert result.is_coalesced() and result._nnz() == size + 1 and result.dtype == torch.float32
+    for dtype in (torch.int32, torch.bool):
+        own = torch.sparse_coo_tensor(indices, values.to(dtype), (size + 1,))
+        summed = hvd.sparse_allreduce_async(own, "sparse.sum", hvd.Sum)().to_dense()
+        assert summed.dtype == dtype and torch.equal(summed, result.to_dense().to(dtype))
+        averaged = hvd.sparse_allreduce_async(own, "sparse.ints", hvd.Average)().to_dense()
+        expected = result.to_dense().clamp(max=size * own.to_dense().max()) / size
+        assert averaged.is_floating_point() and torch.allclose(averaged, expected), averaged
+    expect(ValueError, "to_sparse(1)", hvd.sparse_allreduce_async, torch.ones(3), "dense", hvd.Sum)
+    wait = hvd.sparse_allreduce_async(tensor, "open", hvd.Sum)
+    expect(ValueError, "is open", hvd.sparse_allreduce_async, tensor, "open", hvd.Sum)
+    assert wait().is_coalesced()
 
 
 def exchanges() -> None:

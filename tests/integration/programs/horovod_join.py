@@ -22,6 +22,7 @@ import torch
 from cases import run_cases
 from expected_errors import expect
 from talweg import _client, _joining
+from talweg._collectives import sparse_rows, sparse_sums
 
 DTYPES = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 NAMES = ("small", "large")
@@ -150,7 +151,7 @@ def one_after_another() -> None:
 
 
 def sparse() -> None:
-    """A sparse allreduce is two gathers, to which joined ranks give nothing."""
+    """A sparse allreduce goes on without the rows of joined ranks."""
     size = hvd.size()
 
     def calls() -> None:
@@ -162,6 +163,27 @@ def sparse() -> None:
             assert torch.allclose(found, torch.full((rows, 2), (size - 1) / size)), found
 
     others_go_on(0, calls)
+
+
+def sparse_that_is_dealt() -> None:
+    """Rows are dealt to all ranks only while none has joined, and the first call gathers them."""
+    size = hvd.size()
+    own = torch.sparse_coo_tensor(torch.arange(300).view(1, -1), torch.ones(300, 2), (300, 2))
+
+    def calls(absent: int = 1) -> None:
+        for _ in range(3):
+            found = hvd.sparse_allreduce_async(own, "dealt", hvd.Sum)().to_dense()
+            assert torch.equal(found, torch.full((300, 2), float(size - absent))), found
+
+    with mock.patch.multiple(sparse_rows, _DEALT_BYTES_MIN=0, _DEALT_PART=1e9):
+        for first in range(min(2, size)):
+            with mock.patch.object(sparse_sums, "dealt", wraps=sparse_sums.dealt) as dealt:
+                calls(absent=0)
+            assert dealt.call_count == 2, dealt.call_count
+            with mock.patch.object(sparse_sums, "dealt", wraps=sparse_sums.dealt) as dealt:
+                others_go_on(first, calls)
+            # The call that learns of it has tried to deal them.
+            assert dealt.call_count == (hvd.rank() != first), dealt.call_count
 
 
 def others_raise() -> None:
@@ -342,6 +364,7 @@ CASES = [
     told_before,
     one_after_another,
     sparse,
+    sparse_that_is_dealt,
     others_raise,
     disagreements,
     sets,

@@ -103,6 +103,31 @@ def averages_and_factors() -> None:
         np.testing.assert_allclose(talweg.synchronize(handle).values, k / size, rtol=1e-6)
 
 
+def rows_that_change_while_a_call_waits_for_its_turn() -> None:
+    """The caller may change its arrays at once, also if the call before is under way."""
+    for dealt in (False, True):
+        with _way(dealt):
+            _change_rows(f"turns {dealt}")
+
+
+def _change_rows(name: str) -> None:
+    indices = np.array([2, 5])
+    values: np.ndarray = np.ones((2, 3), np.float32)
+    if talweg.rank() > 0:
+        talweg.barrier()  # The calls of rank 0 wait for those of the others.
+    handles = [talweg.push_pull_sparse_async(indices, values, 9, name) for _ in range(3)]
+    tensor = torch.ones(4).to_sparse()
+    handles.append(tw.push_pull_sparse_async(tensor, name))
+    values[:], indices[:] = 7.0, 0
+    tensor.values()[:] = 7.0
+    if talweg.rank() == 0:
+        talweg.barrier()
+    *found, last = [talweg.synchronize(handle) for handle in handles]
+    for each in found:
+        assert each.indices.tolist() == [2, 5] and (each.values == 1).all()
+    assert last.to_dense().tolist() == [1.0] * 4
+
+
 def process_sets() -> None:
     some = talweg.ProcessSet([0])
     if some.included():
@@ -304,6 +329,7 @@ def main() -> int:
         numpy_sums_are_those_of_dense_arrays,
         both_ways_have_the_same_bits,
         averages_and_factors,
+        rows_that_change_while_a_call_waits_for_its_turn,
         process_sets,
         wrong_calls,
         torch_sums_are_those_of_dense_tensors,

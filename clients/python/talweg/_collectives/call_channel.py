@@ -9,7 +9,7 @@ import numpy as np
 
 from talweg._client import Client
 from talweg._collectives.channels import Channel
-from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, InPlaceTensors, Lane
+from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, InPlaceTensors, Lane, Rows
 from talweg._collectives.one_round import OneRound
 from talweg._collectives.process_sets import Group
 from talweg._collectives.sparse_rows import Traffic
@@ -52,7 +52,8 @@ class CallChannel(Channel):
         self.sites = Sites()
         # Whether a call has ended because a rank is lost. All ranks that are left know it alike.
         self.has_lost_a_rank = False
-        self.last_sparse: Traffic | None = None  # What the last sparse sum has moved.
+        # What the last sparse sum of each tensor has moved. All ranks know the same.
+        self.last_sparse: dict[Rows, Traffic] = {}
 
     def text_of(self, call: str) -> str:
         """Returns how error texts name a call of the channel: "all_gather 'rows'"."""

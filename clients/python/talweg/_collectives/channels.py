@@ -76,7 +76,7 @@ class Channel:
         self._aborted: TalwegError | None = None
         # Whether a call has failed for a reason other than ranks' calls that did not fit together.
         self.has_failed = False
-        self.calls = 0  # The calls that were made in the channel, each with a control round.
+        self.calls = 0  # The control rounds of the calls that were made in the channel.
         self._tensors: dict[tuple[Any, ...], int] = {}
         self._over = Job(self, [])
         self._over.done = True
@@ -157,6 +157,11 @@ class Channel:
         """Notes that a submitted call has ended before its control round, at every rank alike."""
         with self._lock:
             self.calls -= 1
+
+    def begin_further_control_round(self) -> None:
+        """Notes that an open call begins another control round, at every rank alike."""
+        with self._lock:
+            self.calls += 1
 
     def is_as_new(self) -> bool:
         """Whether others may use the channel: no call is open, and no failed call goes on

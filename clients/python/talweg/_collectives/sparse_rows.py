@@ -12,8 +12,8 @@ import numpy as np
 
 from talweg._declaration import DType
 from talweg._library import native
+from talweg._library.native_errors import check
 from talweg._library.native_structures import PartOfRows, RowSum
-from talweg.errors import TalwegError
 
 # A part: how many rows it has, how many rows were added up to them, their values, their numbers, and
 # zeros up to the next multiple of 8.
@@ -108,24 +108,24 @@ def coalesced(rows: SparseRows, dtype: DType) -> SparseRows:
     """Returns the rows in ascending order, of one integer type. Those with the same number are
     added up.
     """
-    indices: np.ndarray = rows.indices.astype(np.int64, copy=False)
+    indices: np.ndarray = np.ascontiguousarray(rows.indices, np.int64)
+    values = rows.values
+    if np.any(indices[1:] < indices[:-1]):
+        order = np.argsort(indices, kind="stable")
+        indices, values = indices[order], values[order]
     if np.all(indices[1:] > indices[:-1]):
-        return SparseRows(indices, rows.values)
-    order = np.argsort(indices, kind="stable")
-    indices = indices[order]
-    first = _first_of_each(indices)
-    wide = widened(rows.values[order], dtype)
-    values = np.add.reduceat(wide, np.flatnonzero(first), axis=0, dtype=wide.dtype)
-    return SparseRows(indices[first], narrowed(values, dtype))
+        return SparseRows(indices, values)
+    own = SparseRows(indices, np.ascontiguousarray(values))
+    return added([own], values.shape[1:], dtype)
 
 
 def added(
     parts: Sequence[SparseRows], row_shape: tuple[int, ...], dtype: DType, divisor: int = 1
 ) -> SparseRows:
-    """Returns the sum of parts, each of which is coalesced(), divided by `divisor`.
+    """Returns the sum of parts, each of them in ascending order, divided by `divisor`.
 
-    A row is added up in the order of the parts, as the ranks of one node add theirs
-    (docs/arithmetic.md). Raises InvalidArgument for parts that are not in ascending order.
+    A row is added up in the order of the parts, and of its place in a part, as the ranks of one
+    node add theirs (docs/arithmetic.md). Raises InvalidArgument for parts in another order.
     """
     most = sum(part.row_count for part in parts)
     storage = parts[0].values.dtype
@@ -147,9 +147,7 @@ def added(
     status = library.talweg_add_rows(
         how, given, len(parts), indices.ctypes.data, values.ctypes.data, ctypes.byref(count)
     )
-    if status != 0:
-        text = (library.talweg_last_error() or b"").decode(errors="replace")
-        raise native.EXCEPTIONS.get(status, TalwegError)(text)
+    check(library, status)
     return SparseRows(indices[: count.value], values[: count.value])
 
 
@@ -159,37 +157,6 @@ def in_order(parts: Sequence[SparseRows]) -> SparseRows:
     order = np.argsort(indices, kind="stable")
     values: np.ndarray = np.concatenate([part.values for part in parts])
     return SparseRows(indices[order], values[order])
-
-
-def _first_of_each(ascending: np.ndarray) -> np.ndarray:
-    """Returns bool[n]: whether the number before is another one."""
-    first: np.ndarray = np.ones(len(ascending), np.bool_)
-    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
-    return first
-
-
-def widened(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """Returns the values in the dtype in which they are added: f32 for f16 and bf16.
-
-    bf16 comes as u16, which holds its bits.
-    """
-    if dtype is DType.F16:
-        return values.astype(np.float32)
-    if dtype is DType.BF16:
-        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return values
-
-
-def narrowed(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """Returns widened() values in their own dtype again, rounded to nearest, ties to even."""
-    if dtype is DType.F16:
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16)
-    if dtype is DType.BF16:
-        bits: np.ndarray = values.view(np.uint32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
-    return values
 
 
 class Traffic(NamedTuple):

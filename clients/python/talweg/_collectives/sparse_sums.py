@@ -9,10 +9,14 @@ There are two ways:
 
 Both have the same bits, because a row is added up in rank order. The second moves fewer bytes where
 many ranks give the same rows. Each call goes the way that would have been the shorter one for the
-call before it in its channel, of which all ranks know the same. A gather goes on without lost ranks,
-as dense sums do. So a call that loses a rank while rows are dealt gathers them instead. All ranks do
-that alike: where some have their rows of the all_to_all and others have lost theirs, the gather of
-the sums is Aborted, because it ends only with every rank's sums.
+last call of such a tensor in its channel, of which all ranks know the same. A gather goes on without
+lost ranks, as dense sums do. So a call that loses a rank while rows are dealt gathers them instead.
+All ranks do that alike: where some have their rows of the all_to_all and others have lost theirs,
+the gather of the sums is Aborted, because it ends only with every rank's sums.
+
+A rank that has joined (hvd.join()) takes part in a gather, with no rows, and owns none. The others
+learn alike, in the control round of the all_to_all, that it has joined, and gather instead. Until
+all have joined they deal no rows.
 """
 
 from __future__ import annotations
@@ -55,9 +59,12 @@ from talweg._collectives.sparse_rows import (
 )
 from talweg._declaration import DType, Op, require_defined
 from talweg._library.native_arguments import check_name_and_priority
-from talweg.errors import Aborted, InternalError, InvalidArgument, Unsupported
+from talweg.errors import Aborted, InternalError, InvalidArgument, Mismatch, Unsupported
 
 NAME = "push_pull_sparse"
+
+# A channel remembers so many tensors.
+_TENSORS_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -127,16 +134,34 @@ def start(
     that the tensor does not have.
     """
     check_name_and_priority("none" if name is None else name, priority)
-    tensor.require()
-    _check_rows(tensor, rows)
+    check(tensor, rows)
     channel = channel_of(client, name, group)
-    call = _Call(channel, tensor, rows, priority, call_site())
-    job = Job(channel, [call.steps])
+    job = job_of(channel, tensor, rows, priority)
     channel.submit(job, is_async)
     return JobHandle(client, 0, 0, channel.name, job=job)
 
 
-def _check_rows(tensor: SparseTensor, rows: SparseRows) -> None:
+def job_of(
+    channel: CallChannel,
+    tensor: SparseTensor,
+    rows: SparseRows,
+    priority: int = 0,
+    call: str = NAME,
+    gather: Kind = ALL_GATHER_SURVIVORS,
+) -> Job:
+    """Returns the job of a sum of rows that are checked. Its result is that of start().
+
+    `call` names it in error texts, and `gather` says whether it goes on without lost ranks.
+    """
+    given = _Call(channel, tensor, rows, priority, call, call_site(), gather)
+    return Job(channel, [given.steps])
+
+
+def check(tensor: SparseTensor, rows: SparseRows) -> None:
+    """Raises InvalidArgument, or Unsupported, if the rows are none of the tensor's, or if there is
+    no such sum.
+    """
+    tensor.require()
     indices, values = rows
     if indices.ndim != 1 or values.shape != (len(indices), *tensor.row_shape):
         raise InvalidArgument(
@@ -164,63 +189,85 @@ class _Call:
         tensor: SparseTensor,
         rows: SparseRows,
         priority: int,
+        call: str,
         site: CallSite | None,
+        gather: Kind,
     ) -> None:
         self._channel = channel
         self._tensor = tensor
+        self._said = tensor.said()
         self._priority = priority
+        self._call = call
         self._site = site
+        # Where ranks may join, a call goes on without joined ranks, and not without lost ones.
+        self._may_join = channel.client.names_watcher is not None
+        self._gather = ALL_GATHER_OF_SOME if self._may_join else gather
         self._index = index_dtype(tensor.total_rows)
         self._storage = rows.values.dtype
         own = coalesced(rows, tensor.dtype)
-        self._own = own._replace(values=self._scaled(own.values, tensor.factors.prescale))
+        own = own._replace(values=self._scaled(own.values, tensor.factors.prescale))
+        # A copy, because a call that begins later may find the caller's rows changed.
+        self._packed = packed([Part(own, own.row_count)], self._index)
+        [part] = self._parts(self._packed[0])
+        self._own = part.rows
 
     def steps(self) -> Steps:
         """The call's steps. Its result is the sum."""
         channel = self._channel
-        # Ranks that may have joined (hvd.join()) take part in a gather, with no rows. Such a job
-        # does not go on without lost ranks.
-        if channel.client.names_watcher is not None:
-            gathered = yield from self._run(ALL_GATHER_OF_SOME, [self._own])
-            return self._sum(gathered, channel.group.size)
-        last = channel.last_sparse
-        if not channel.has_lost_a_rank and last and last.is_better_dealt(channel.group.size):
+        goes_on = self._gather is ALL_GATHER_SURVIVORS
+        if self._is_better_dealt():
             try:
                 return (yield from self._deal())
+            except Mismatch as mismatch:
+                if not (mismatch.has_joined and self._may_join):
+                    raise
+                channel.begin_further_control_round()
             except Aborted:
+                if not goes_on:
+                    raise
                 channel.has_lost_a_rank = True  # All ranks that are left have learnt it here.
-        gathered, ranks = yield from self._run(ALL_GATHER_SURVIVORS, [self._own])
-        return self._sum(gathered, len(ranks))
+        gathered = yield from self._run(self._gather, *self._packed)
+        if goes_on:
+            return self._sum(gathered.rows, len(gathered.ranks))
+        return self._sum(gathered, channel.group.size)
+
+    def _is_better_dealt(self) -> bool:
+        channel = self._channel
+        last = channel.last_sparse.get(self._said)
+        return (
+            last is not None
+            and not channel.has_lost_a_rank
+            and last.is_better_dealt(channel.group.size)
+        )
 
     def _deal(self) -> Steps:
-        """Returns the sum of the rows of all ranks. Raises Aborted if a rank is lost."""
+        """Returns the sum of the rows of all ranks. Raises Aborted if a rank is lost, and Mismatch
+        if one has joined.
+        """
         size = self._channel.group.size
-        received = yield from self._run(ALL_TO_ALL, dealt(self._own, size))
+        shares = [Part(share, share.row_count) for share in dealt(self._own, size)]
+        received = yield from self._run(ALL_TO_ALL, *packed(shares, self._index))
         parts = self._parts(received)
         own = self._added(parts, size)
         given = sum(part.given for part in parts)
-        sums = yield from self._run(ALL_GATHER, [own], given)
+        self._channel.begin_further_control_round()
+        sums = yield from self._run(ALL_GATHER, *packed([Part(own, given)], self._index))
         owned = self._parts(sums)
         rows = in_order([part.rows for part in owned])
         self._note(owned, rows)
         return rows
 
-    def _run(self, kind: Kind, every: Sequence[SparseRows], given: int | None = None) -> Steps:
-        """Runs a collective of the rows, one part for each rank or one for all. Returns its result.
-
-        `given` is how many rows were added up to those of a part; None: they are the ranks' own.
+    def _run(self, kind: Kind, data: np.ndarray, part_bytes: list[int]) -> Steps:
+        """Runs a collective of rows that are packed(), in one part for each rank or in one for all.
+        Returns its result.
         """
-        parts = [Part(rows, rows.row_count if given is None else given) for rows in every]
-        data, part_bytes = packed(parts, self._index)
 
         def allocate(_: Rows, counts: list[int]) -> tuple[Any, int]:
             found: np.ndarray = np.empty(sum(counts), np.uint8)
             return found, int(found.ctypes.data)
 
-        call = Given(
-            kind, 0, self._tensor.said(), part_bytes, int(data.ctypes.data), data, allocate
-        )
-        call.call, call.site = NAME, self._site
+        call = Given(kind, 0, self._said, part_bytes, int(data.ctypes.data), data, allocate)
+        call.call, call.site = self._call, self._site
         steps = survivors_gather.steps if kind is ALL_GATHER_SURVIVORS else one_call.steps
         return (yield from steps(self._channel, call, self._priority))
 
@@ -248,14 +295,20 @@ class _Call:
         for wrong in (*ascending[:1], *ascending[-1:]):
             if not 0 <= wrong < self._tensor.total_rows:
                 raise InternalError(
-                    f"{NAME} '{self._channel.title}': a rank gives row {wrong} of a tensor that has "
+                    f"{self._channel.text_of(self._call)}: a rank gives row {wrong} of a tensor that has "
                     f"{self._tensor.total_rows}: please report this"
                 )
 
     def _note(self, parts: Sequence[Part], rows: SparseRows) -> None:
         row_bytes = self._index.itemsize + rows.values[:1].nbytes
         given = sum(part.given for part in parts)
-        self._channel.last_sparse = Traffic(given * row_bytes, rows.row_count * row_bytes)
+        last = self._channel.last_sparse
+        if len(parts) < self._channel.group.size:  # Not all ranks can own rows.
+            last.pop(self._said, None)
+            return
+        last[self._said] = Traffic(given * row_bytes, rows.row_count * row_bytes)
+        if len(last) > _TENSORS_MAX:
+            del last[next(iter(last))]  # The same one at every rank.
 
     def _scaled(self, values: np.ndarray, factor: float) -> np.ndarray:
         if factor == 1.0 or values.size == 0:
@@ -269,4 +322,4 @@ class _Call:
         return scaled
 
 
-__all__ = ["NAME", "SparseRows", "SparseTensor", "start"]
+__all__ = ["NAME", "SparseRows", "SparseTensor", "check", "job_of", "start"]

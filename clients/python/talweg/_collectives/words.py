@@ -215,11 +215,13 @@ def with_stand_ins(
     else:
         joined = [str(rank) for rank in group.ranks if rank not in callers]
         idle = f"rank {joined[0]} has" if len(joined) == 1 else f"ranks {', '.join(joined)} have"
-        raise Mismatch(
+        mismatch = Mismatch(
             f"'{name}{group.suffix}': rank {callers[0]} calls {_text(told, of_callers, 0)}, but "
             f"{idle} joined (hvd.join()): until all have, only reductions and barriers go on"
             + _where(callers, of_callers, 0)
         )
+        mismatch.has_joined = True
+        raise mismatch
     return [stand_in if said.kind is JOINED else said for said in every]
 
 

@@ -22,6 +22,7 @@ from talweg._library.native_arguments import (
     nanoseconds,
     within,
 )
+from talweg._library.native_errors import check, last_error
 from talweg._library.native_exchange import TIMEOUT, WAIT_SLICE_NS, ExchangeCalls
 from talweg._library.native_gpu import GpuCalls
 from talweg._library.native_structures import MEMBER_STANDBY as MEMBER_STANDBY
@@ -41,28 +42,6 @@ _EVENTS_LOST = 20
 # A slice is many times the time that the ranks need to agree on so many tensors.
 _DECLARE_SLICE_NS = 1_000_000_000
 _DECLARED_AT_ONCE = 1024
-
-# The exceptions by talweg_status. TALWEG_PENDING and TALWEG_EVENTS_LOST have none here.
-EXCEPTIONS: dict[int, type[errors.TalwegError]] = {
-    1: errors.Timeout,
-    2: errors.InvalidArgument,
-    3: errors.Mismatch,
-    4: errors.Busy,
-    5: errors.JobFailed,
-    6: errors.AgentLost,
-    7: errors.Forked,
-    8: errors.VersionMismatch,
-    9: errors.OutOfMemory,
-    10: errors.Unsupported,
-    11: errors.Aborted,
-    12: errors.NoAgent,
-    13: errors.PermissionDenied,
-    14: errors.RankTaken,
-    15: errors.Closed,
-    16: errors.LimitReached,
-    18: errors.ProtocolError,
-    19: errors.InternalError,
-}
 
 
 class EventsLost(Exception):
@@ -271,12 +250,10 @@ class Connection(ExchangeCalls, GpuCalls):
     def _check(self, status: int) -> None:
         if status == _EVENTS_LOST:
             raise EventsLost
-        if status != 0:
-            text = (self._library.talweg_last_error() or b"").decode(errors="replace")
-            raise EXCEPTIONS.get(status, errors.TalwegError)(text)
+        check(self._library, status)
 
     def _timeout(self, tensor: int, round_: int, names_whom: bool) -> errors.Timeout:
-        text = (self._library.talweg_last_error() or b"").decode(errors="replace")
+        text = last_error(self._library)
         who = self.waits_for(tensor, round_) if names_whom else ""
         return errors.Timeout(f"{text}; it still waits for {who}" if who else text)
 

@@ -11,7 +11,7 @@ import jax
 from jax._src import dispatch  # Where JAX keeps the tokens of ordered effects.
 
 from talweg import errors
-from talweg._library import native
+from talweg._library.native_errors import EXCEPTIONS
 from talweg.jax._effects import RoundEffect
 
 # The format of handlers.cc.
@@ -23,7 +23,7 @@ def error_in(error: BaseException) -> errors.TalwegError | None:
     found = _TEXT.search(str(error))
     if found is None:
         return None
-    kind = native.EXCEPTIONS.get(int(found[1]), errors.TalwegError)
+    kind = EXCEPTIONS.get(int(found[1]), errors.TalwegError)
     return kind(found[2].strip())
 
 

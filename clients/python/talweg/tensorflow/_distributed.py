@@ -30,12 +30,11 @@ def DistributedOptimizer(
     """Makes `optimizer` combine its gradients over the ranks; returns the same object.
 
     `optimizer` is one of Keras 3, of tf-keras or of tf.compat.v1.train. In tf.function and
-    Model.fit each gradient leaves as soon as it is computed. The ranks' tf.IndexedSlices are
-    gathered; with `sparse_as_dense` they are made dense and reduced instead. With several
-    `backward_passes_per_step` the gradients of so many passes are summed, and the sum is combined
-    and applied in the last one. The other passes leave the variables as they are. Raises
-    InvalidArgument for another kind of optimizer, and Unsupported if Keras 3 runs on another
-    backend than TensorFlow.
+    Model.fit each gradient leaves as soon as it is computed. tf.IndexedSlices stay sparse, with each
+    row once; with `sparse_as_dense` they are made dense. With several `backward_passes_per_step`
+    the gradients of so many passes are summed, and the sum is combined and applied in the last one.
+    The other passes leave the variables as they are. Raises InvalidArgument for another kind of
+    optimizer, and Unsupported if Keras 3 runs on another backend than TensorFlow.
     """
     choices = Choices(
         chosen_op(op, average),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -66,7 +66,7 @@ class Choices:
 
 
 class Slices:
-    """A gradient that is tf.IndexedSlices: the ranks' rows are gathered instead of reduced."""
+    """A gradient that is tf.IndexedSlices."""
 
     def __init__(self, gradient: tf.IndexedSlices, name: str | None, choices: Choices) -> None:
         if choices.is_adasum or choices.op not in (Op.AVERAGE, Op.SUM):
@@ -76,33 +76,76 @@ class Slices:
             )
         self._dense_shape = gradient.dense_shape
         self._choices = choices
-        values, self._context = choices.compression.compress(tf.convert_to_tensor(gradient.values))
-        names = (None, None) if name is None else (f"{name}.values", f"{name}.indices")
-        self.tensors = list(zip(names, (values, tf.convert_to_tensor(gradient.indices))))
+        self._name = name
+        self._values, self._context = choices.compression.compress(
+            tf.convert_to_tensor(gradient.values)
+        )
+        self._indices = tf.convert_to_tensor(gradient.indices)
 
     def gather(self) -> tf.IndexedSlices:
         """Returns all ranks' rows. An index may come several times: its rows count as their sum.
 
         Averages of integers are floating, as TensorFlow's quotients are.
         """
-        choices = self._choices
-        names, tensors = zip(*self.tensors)
+        choices, name = self._choices, self._name
+        names = (None, None) if name is None else (f"{name}.values", f"{name}.indices")
         gathered, indices = _ops.gather_many(
-            tensors,
+            (self._values, self._indices),
             names,
             choices.process_set,
             of_some=True,
             own_at_entry=choices.own_at_entry,
         )
         gathered = choices.compression.decompress(gathered, self._context)
-        factor = choices.prescale * choices.postscale
         if choices.op is Op.AVERAGE:
-            if gathered.dtype.is_integer:
-                gathered = tf.cast(gathered, tf.float64 if gathered.dtype.size > 2 else tf.float32)
-            gathered = _divided(gathered, choices.process_set)
-        if factor != 1.0:
-            gathered = gathered * tf.cast(factor, gathered.dtype)
-        return tf.IndexedSlices(gathered, indices, self._dense_shape)
+            gathered = _quotient(gathered, choices.process_set)
+        factor = choices.prescale * choices.postscale
+        return self._of(_times(gathered, factor), indices)
+
+    def sum(self, variable: Any, priority: int) -> tf.IndexedSlices:
+        """Returns the ranks' rows, each of them once, as an optimizer applies them.
+
+        It is what gather() returns, up to rounding. If neither the gradient nor the variable says
+        how many rows there are, it is that.
+        """
+        rows = self._row_count(variable)
+        if rows is None:
+            return self.gather()
+        choices, name = self._choices, self._name
+        how = choices.reduction(priority)
+        is_whole = self._values.dtype.is_integer
+        if is_whole:
+            how = replace(how, op=Op.SUM, prescale=1.0, postscale=1.0)
+        own = None if name is None else f"{name}.rows"
+        summed, indices = _ops.sum_rows(self._values, self._indices, rows, own, how)
+        summed = choices.compression.decompress(summed, self._context)
+        if is_whole:
+            if choices.op is Op.AVERAGE:
+                summed = _quotient(summed, choices.process_set)
+            summed = _times(summed, choices.prescale * choices.postscale)
+        return self._of(summed, indices)
+
+    def _row_count(self, variable: Any) -> tf.Tensor | None:
+        if self._dense_shape is not None:
+            return tf.cast(tf.convert_to_tensor(self._dense_shape)[0], tf.int64)
+        shape = tf.TensorShape(getattr(variable, "shape", None))
+        if not shape.rank or shape[0] is None:
+            return None
+        return tf.constant(shape[0], tf.int64)
+
+    def _of(self, values: tf.Tensor, indices: tf.Tensor) -> tf.IndexedSlices:
+        return tf.IndexedSlices(values, indices, self._dense_shape)
+
+
+def _quotient(values: tf.Tensor, process_set: Any) -> tf.Tensor:
+    """Returns the values divided by the number of ranks; floating, also of integers."""
+    if values.dtype.is_integer:
+        values = tf.cast(values, tf.float64 if values.dtype.size > 2 else tf.float32)
+    return _divided(values, process_set)
+
+
+def _times(values: tf.Tensor, factor: float) -> tf.Tensor:
+    return values if factor == 1.0 else values * tf.cast(factor, values.dtype)
 
 
 def _reduce(rounds: Sequence[_Round]) -> list[tf.Tensor]:
@@ -147,7 +190,8 @@ def combine(
         for index, (tensor, _) in zip(dense, pushed)
     ]
     for index, slices in sliced.items():
-        results[index] = slices.gather()
+        variable = None if variables is None else variables[index]
+        results[index] = slices.sum(variable, -index)
     combined = _reduce(rounds)
     for index, result, (_, context) in zip(dense, combined, pushed):
         results[index] = choices.compression.decompress(result, context)

@@ -309,6 +309,22 @@ def gather_many(
     return [result for [result] in run(parts)] if parts else []
 
 
+def sum_rows(
+    values: tf.Tensor, indices: tf.Tensor, rows: tf.Tensor, name: str | None, how: Reduction
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the values and the indices of the ranks' sum of a tensor with so many `rows`, without
+    gradients. Each index comes once.
+    """
+    _client.current()
+    part = Part(
+        lambda own, at, count: _rounds.start_sparse_sum(own, at, count, name, how),
+        [values, indices, rows],
+        [(values.dtype, _rows_unknown(values)), (indices.dtype, tf.TensorShape([None]))],
+    )
+    [[summed, numbers]] = run([part])
+    return summed, numbers
+
+
 @plain
 def gather_tensors(
     tensors: Sequence[Any],

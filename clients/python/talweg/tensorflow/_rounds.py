@@ -16,6 +16,7 @@ from talweg._collectives import adasum, numpy_rounds
 from talweg._collectives.numpy_calls import COLLECTIVES
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import Factors
+from talweg._collectives.sparse_rows import SparseRows
 from talweg._declaration import Op, numpy_dtype
 from talweg._elastic.membership import membership_of
 from talweg.errors import Busy, InvalidArgument, Timeout
@@ -167,6 +168,36 @@ def start_all_gather(
         name,
         how.process_set,
         lambda: gather(array, name, how.process_set, priority=how.priority),
+    )
+
+
+def start_sparse_sum(
+    values: np.ndarray, indices: np.ndarray, rows: np.ndarray, name: str | None, how: Reduction
+) -> Started:
+    """Starts the sum of a tensor of which each rank gives some rows; `rows` says how many it has.
+    The results are the sum's values and indices. It goes on without ranks that have joined.
+    """
+    if keeps_own(_client.current(), name, how):
+        return Own([values.copy(), indices.copy()])
+
+    def shape(result: SparseRows) -> list[np.ndarray]:
+        return [result.values, result.indices.astype(indices.dtype)]
+
+    return _start_held(
+        name,
+        how.process_set,
+        lambda: talweg.push_pull_sparse_async(
+            indices,
+            values,
+            int(rows),
+            name,
+            how.op,
+            process_set=how.process_set,
+            prescale_factor=how.prescale,
+            postscale_factor=how.postscale,
+            priority=how.priority,
+        ),
+        shape,
     )
 
 

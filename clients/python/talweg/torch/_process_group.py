@@ -54,7 +54,7 @@ from talweg.torch._point_to_point import PointToPoint
 from talweg.torch._profiling import range_of
 from talweg.torch._small_calls import Over, SmallCalls
 from talweg.torch._subclasses import GroupOfSubclasses, unwraps_itself
-from talweg.torch._work import Work
+from talweg.torch._work import Start, Work
 
 NAME = "talweg"
 
@@ -103,7 +103,7 @@ class ProcessGroup(GroupOfSubclasses):
     def _submit(
         self,
         operation: str,
-        calls: list[Given],
+        calls: list[Given] | Start,
         inputs: Sequence[torch.Tensor],
         result: Any,
         outputs: Sequence[Outputs],
@@ -238,8 +238,8 @@ class ProcessGroup(GroupOfSubclasses):
         return work
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:
-        outputs, calls = sparse.all_reduce(tensor, Reduction.of(opts.reduceOp), len(self._ranks))
-        return self._submit("all_reduce", calls, [tensor], [tensor], outputs, opts)
+        output = sparse.Sum(tensor, Reduction.of(opts.reduceOp), len(self._ranks))
+        return self._submit("all_reduce", output.start, [tensor], [tensor], [output], opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = options_of(c10d.AllreduceCoalescedOptions, opts)

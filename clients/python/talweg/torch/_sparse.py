@@ -21,21 +21,6 @@ from talweg.torch._checks import require_tensor
 from talweg.torch._tensors import as_pushed, wire_dtype
 
 
-def rows_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the indices, of shape (n, sparse dimensions), and the values of a COO tensor. Each
-    index occurs once.
-    """
-    own = tensor.coalesce()
-    return own.indices().transpose(0, 1).contiguous(), own.values()
-
-
-def of_rows(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Returns the COO tensor of `shape`. Values with the same index add up."""
-    return torch.sparse_coo_tensor(
-        indices.transpose(0, 1), values, shape, device=values.device, check_invariants=False
-    )
-
-
 def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Returns a coalesced COO tensor, with other values."""
     result = torch.sparse_coo_tensor(tensor.indices(), values, tensor.shape, check_invariants=False)
@@ -73,17 +58,32 @@ def start_sum(
             f"{NAME}: a tensor of layout {tensor.layout}: use tensor.to_sparse(1), or push_pull() "
             "for a dense one"
         )
-    own = tensor.detach().cpu().coalesce()
-    pairs = as_pushed(own.values(), op)
-    dtype = wire_dtype(pairs)
-    rows = SparseRows(_numbers(own), _array(pairs, dtype))
-    shape = (*own.shape[: own.sparse_dim()], *pairs.shape[1:])
-    summed = SparseTensor(shape, dtype, op, own.sparse_dim(), factors)
+    summed, rows = given_of(tensor, op, factors)
     group = Group(client, process_set, NAME)
     handle = sparse_sums.start(client, name, group, summed, rows, priority, is_async)
     like = tensor.detach()
-    handle.shape = lambda results: _tensor(results[0], like)
+    handle.shape = lambda results: tensor_of(results[0], like)
     return handle
+
+
+def given_of(
+    tensor: torch.Tensor, op: Op, factors: Factors = NO_FACTORS
+) -> tuple[SparseTensor, SparseRows]:
+    """Returns what a rank brings to the sum of the ranks' COO tensors, in host memory."""
+    own = tensor.detach().cpu().coalesce()
+    pairs = as_pushed(own.values().resolve_conj().resolve_neg(), op)
+    dtype = wire_dtype(pairs)
+    shape = (*own.shape[: own.sparse_dim()], *pairs.shape[1:])
+    summed = SparseTensor(shape, dtype, op, own.sparse_dim(), factors)
+    return summed, SparseRows(_numbers(own), _array(pairs, dtype))
+
+
+def with_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a COO tensor of bools as one of integers, which have sums, and others as they are."""
+    if tensor.dtype is not torch.bool or tensor.layout is not torch.sparse_coo:
+        return tensor
+    own = tensor.detach().coalesce()
+    return with_values(own, own.values().to(torch.int32))
 
 
 def _array(values: torch.Tensor, dtype: DType) -> np.ndarray:
@@ -100,7 +100,8 @@ def _numbers(tensor: torch.Tensor) -> np.ndarray:
     return numbers.numpy()
 
 
-def _tensor(rows: SparseRows, like: torch.Tensor) -> torch.Tensor:
+def tensor_of(rows: SparseRows, like: torch.Tensor) -> torch.Tensor:
+    """Returns a sum's rows as a coalesced COO tensor of the device, dtype and shape of `like`."""
     numbers = torch.from_numpy(rows.indices)
     indices = []
     for length in reversed(like.shape[: like.sparse_dim()]):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from talweg._call_site import CallSite, call_site
+from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.channels import Job
 from talweg._collectives.collectives import Given, job_of
 from talweg._collectives.kinds import MORE_MAX
@@ -266,6 +267,10 @@ class Pending(dist.Work):
     _source_rank = source_rank
 
 
+# Begins a call of all the group's ranks, in the given channel. `is_async`: see Channel.submit().
+Start = Callable[[CallChannel, bool], Job]
+
+
 def late(who: str) -> str:
     """Returns a text that says whom a call waits for. `who` comes from Channel.waits_for()."""
     if who:
@@ -276,15 +281,16 @@ def late(who: str) -> str:
 class Work(Pending):
     """A call of all the group's ranks.
 
-    `finish` runs once, when the results are there and somebody wants them. It brings them to the
-    outputs that they could not be written into directly. `is_async` says that perhaps nobody waits
-    soon. `begun` is the job of a call that is submitted already.
+    `calls` is what the rank brings to it, or what begins it. `finish` runs once, when the results
+    are there and somebody wants them. It brings them to the outputs that they could not be written
+    into directly. `is_async` says that perhaps nobody waits soon. `begun` is the job of a call that
+    is submitted already.
     """
 
     def __init__(
         self,
         group: GroupCalls,
-        calls: Sequence[Given],
+        calls: Sequence[Given] | Start,
         what: Callable[[], str],
         outputs: Any,
         finish: Callable[[list[Any]], None],
@@ -294,8 +300,12 @@ class Work(Pending):
     ) -> None:
         super().__init__(group, what, outputs, timeout_s)
         self._finish = finish
-        self._waits_left = len(calls)
         self._channel = channel = group.channel_here() if begun is None else group.channel
+        if callable(calls):
+            self._site = call_site()
+            self._job = calls(channel, is_async)
+            return
+        self._waits_left = len(calls)
         self._job = begun or job_of(channel, calls, 0)
         if calls:
             site = self._site = call_site()

@@ -18,7 +18,10 @@ def reduce_slices(
     process_set: ProcessSet | None = None,
     compression: type = NoneCompressor,
 ) -> tf.IndexedSlices:
-    """Returns all ranks' rows. For an average they are divided by the number of ranks."""
+    """Returns all ranks' rows. For an average they are divided by the number of ranks.
+
+    Optimizers and tapes sum them instead (talweg.tensorflow._gradients).
+    """
     choices = _gradients.Choices(op, compression, process_set=process_set)
     base = _ops.unique_name("reduce_slices", slices.values, name)
     return _gradients.Slices(slices, base, choices).gather()

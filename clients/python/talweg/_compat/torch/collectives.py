@@ -17,7 +17,6 @@ from talweg._collectives import adasum as adasum_calls
 from talweg._collectives.process_sets import Group
 from talweg._compat.torch.rounds import Round
 from talweg.torch import _tensors
-from talweg.torch._collectives import COLLECTIVES
 
 _WIDE = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 
@@ -40,18 +39,27 @@ def _begin(
         raise
 
 
-def all_gather(
-    tensor: torch.Tensor,
-    name: str | None,
-    process_set: ProcessSet | None,
-    of_some: bool = False,
-) -> Pending:
-    """Starts an all_gather. With `of_some` it goes on without ranks that have joined."""
-    gather = COLLECTIVES.all_gather_of_some_async if of_some else tw.all_gather_async
+def all_gather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None) -> Pending:
     return _begin(
         name,
         process_set,
-        lambda: gather(tensor, name=name, process_set=process_set),
+        lambda: tw.all_gather_async(tensor, name=name, process_set=process_set),
+    )
+
+
+def sparse_sum(
+    tensor: torch.Tensor,
+    op: Op,
+    name: str | None,
+    process_set: ProcessSet | None,
+    finish: Callable[[torch.Tensor], torch.Tensor],
+) -> Pending:
+    """Starts a sum, or an average, of COO tensors. It goes on without ranks that have joined."""
+    return _begin(
+        name,
+        process_set,
+        lambda: tw.push_pull_sparse_async(tensor, name, op, process_set=process_set),
+        finish,
     )
 
 

@@ -20,6 +20,7 @@ from talweg.horovod.common.basics import Adasum
 from talweg.horovod.common.exceptions import HorovodInternalError
 from talweg.horovod.common.names import named
 from talweg.horovod.common.process_sets import ProcessSet, members_of
+from talweg.torch import _sparse
 
 
 def _dense(tensor: torch.Tensor, operation: str) -> None:
@@ -63,17 +64,37 @@ def reduce(
     )
 
 
+def reduce_sparse(
+    tensor: torch.Tensor, name: str | None, op: Op, process_set: ProcessSet
+) -> Pending:
+    """Starts a sum or an average of COO tensors. Averages of integers are floating."""
+    operation = "sparse_allreduce"
+    if not isinstance(tensor, torch.Tensor):
+        raise WrongType(f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}")
+    members = members_of(process_set, operation)
+    own, is_average = _sparse.with_numbers(tensor.detach()), op is Op.AVERAGE
+    is_whole = not (own.is_floating_point() or own.is_complex())
+    size = process_set.size() or 1
+
+    def finish(result: torch.Tensor) -> torch.Tensor:
+        if is_average and is_whole:
+            return _sparse.with_values(result, result.values() / size)
+        if tensor.dtype is torch.bool:
+            return _sparse.with_values(result, result.values() != 0)
+        return result
+
+    return collectives.sparse_sum(own, Op.SUM if is_whole else op, name, members, finish)
+
+
 def gather(
     tensor: torch.Tensor,
     name: str | None,
     process_set: ProcessSet,
     operation: str = "allgather",
-    of_some: bool = False,
 ) -> Pending:
-    """Starts an allgather. With `of_some` it goes on without ranks that have joined."""
     _vector(tensor, operation)
     members = members_of(process_set, operation)
-    return collectives.all_gather(tensor.detach(), name, members, of_some)
+    return collectives.all_gather(tensor.detach(), name, members)
 
 
 def broadcast(

@@ -11,8 +11,11 @@
 
 #include <catch2/catch.hpp>
 
+#include "libs/base/test_directory.h"
 #include "libs/rpc/admin_client.h"
 #include "libs/rpc/admin_service.h"
+#include "libs/rpc/credentials.h"
+#include "libs/rpc/make_certificates.h"
 #include "libs/rpc/sealing.h"
 #include "libs/rpc/secret.h"
 #include "libs/rpc/server.h"
@@ -30,7 +33,7 @@ const std::string kSecret(64, 's');
 
 // An agent that keeps what it is asked.
 struct SealedAgent {
-  SealedAgent() {
+  explicit SealedAgent(const std::shared_ptr<const Credentials>& credentials = {}) {
     service = MakeAgentSealedService(
         [this](const agent::v1::SetTraceRequest& request,
                const Done<agent::v1::SetTraceResponse>& done) {
@@ -39,8 +42,8 @@ struct SealedAgent {
           buffer_bytes = request.buffer_bytes();
           done(agent::v1::SetTraceResponse());
         },
-        kSecret);
-    auto started = Server::Start({}, {service->service()});
+        kSecret, credentials);
+    auto started = Server::Start({.credentials = credentials}, {service->service()});
     REQUIRE(started.ok());
     server = *std::move(started);
   }
@@ -162,6 +165,31 @@ TEST_CASE("Sealed agent: a call has an effect once, and as it was made", "[rpc]"
   CHECK(send(sealed(4, "/talweg.agent.v1.AdminService/GetStatus")) ==
         grpc::StatusCode::UNIMPLEMENTED);
   CHECK(agent.calls == 2);
+}
+
+TEST_CASE("Sealed agent: with TLS the caller's role must allow the call inside as well", "[rpc]") {
+  const TestDirectory directory;
+  const auto path = [&](const std::string& name) { return directory.path() + "/" + name; };
+  REQUIRE(MakeAuthority(path("ca"), "example.org", 2).ok());
+  const auto certify = [&](const std::string& place, const Identity& identity) {
+    REQUIRE(MakeCertificate(path("ca"), path(place), {.identity = identity, .life_s = kSecondsADay})
+                .ok());
+    auto loaded = Credentials::Load({.tls_directory = path(place)});
+    REQUIRE(loaded.ok());
+    return *std::move(loaded);
+  };
+  SealedAgent agent(certify("agent", {Role::kNode, "mnist"}));
+  const auto ask = [&](const std::string& place, const Identity& identity) {
+    return AgentAdminClient(agent.server->address(), kTimeoutNs, certify(place, identity))
+        .SetTrace({}, kSecret);
+  };
+  CHECK(ask("operator", {Role::kOperator, ""}).ok());
+  CHECK(agent.calls == 1);
+  const absl::Status refused = ask("node", {Role::kNode, "mnist"});
+  CHECK(absl::IsPermissionDenied(refused));
+  CHECK(std::string(refused.message()).find("SetTrace is for operator") != std::string::npos);
+  CHECK(absl::IsPermissionDenied(ask("viewer", {Role::kViewer, ""})));
+  CHECK(agent.calls == 1);
 }
 
 }  // namespace

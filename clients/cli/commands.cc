@@ -13,6 +13,7 @@
 #include "clients/cli/run_command.h"
 #include "clients/cli/status_command.h"
 #include "clients/cli/topology_command.h"
+#include "clients/cli/trace_command.h"
 #include "libs/config/config.h"
 #include "libs/config/secret_file.h"
 #include "libs/rpc/version.h"
@@ -130,6 +131,7 @@ const std::vector<Command>& Commands() {
       CertsCommand(),
       StatusCommand(),
       DoctorCommand(),
+      TraceCommand(),
       TopologyCommand(),
       BenchCommand(),
       CompletionCommand(),

@@ -2,21 +2,11 @@
 #include "services/agent/timeline.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <utility>
 
-#include "libs/base/json.h"
+#include "libs/telemetry/trace_file.h"
 
 namespace talweg::agent {
-namespace {
-
-std::string Microseconds(int64_t ns) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(ns / 1000),
-                static_cast<long long>(ns % 1000));
-  return text;
-}
-
-}  // namespace
 
 const char* SpanName(Span span) {
   switch (span) {
@@ -110,37 +100,16 @@ void Timeline::Add(Span span, const std::string* tensor, Round round, int64_t be
 }
 
 std::string Timeline::Json(const std::string& process_name, uint32_t process_number) const {
-  struct Row {
-    size_t number = 0;
-    int64_t end_ns = 0;
-  };
-  const std::string pid = std::to_string(process_number);
-  std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-  out += "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + pid +
-         ",\"args\":{\"name\":" + JsonString(process_name) + "}}";
-  std::map<std::string, Row> rows;
+  telemetry::TraceFile file(process_name, process_number);
   for (const TimelineEvent& event : events_) {
-    const auto [found, is_new] = rows.try_emplace(*event.tensor);
-    Row& row = found->second;
-    if (is_new) row.number = rows.size();
-    const std::string place = "\"pid\":" + pid + ",\"tid\":" + std::to_string(row.number);
-    if (is_new) {
-      out += ",\n{\"ph\":\"M\",\"name\":\"thread_name\"," + place +
-             ",\"args\":{\"name\":" + JsonString(*event.tensor) + "}}";
-    }
-    // A row shows one span at a time, but slices of a tensor overlap: a later slice is reduced
-    // while an earlier one is sent. Each span then begins where the span before it ends.
-    const int64_t begin_ns = std::max(event.begin_ns, row.end_ns);
-    const int64_t end_ns = std::max(event.end_ns, begin_ns);
-    row.end_ns = end_ns;
-    out += ",\n{\"ph\":\"X\",\"cat\":\"talweg\",\"name\":\"" + std::string(SpanName(event.span)) +
-           "\"," + place + ",\"ts\":" + Microseconds(begin_ns) +
-           ",\"dur\":" + Microseconds(end_ns - begin_ns) +
-           ",\"args\":{\"tensor\":" + JsonString(*event.tensor) +
-           ",\"round\":" + std::to_string(event.round.value()) +
-           ",\"bytes\":" + std::to_string(event.bytes) + "}}";
+    file.Add({.what = SpanName(event.span),
+              .tensor = *event.tensor,
+              .round = event.round.value(),
+              .begin_ns = event.begin_ns,
+              .end_ns = event.end_ns,
+              .bytes = event.bytes});
   }
-  return out + "\n]}\n";
+  return std::move(file).End();
 }
 
 }  // namespace talweg::agent

@@ -82,6 +82,39 @@ class ToolTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stdout, r"bad +scheduler +.*127\.0\.0\.1:1")
 
+    def test_a_timeline_of_running_agents(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            job.run(job.command("traced.py", [job.TOOL, name], nodes=2, ranks=(2, 1)))
+            for node in ("0", "1"):
+                events = json.loads((Path(name) / f"{node}.json").read_text())["traceEvents"]
+                self.assertIn(f"agent-{node}", events[0]["args"]["name"])
+                spans = [event for event in events if event["ph"] == "X"]
+                told = {span["name"] for span in spans if span["args"]["tensor"] == "gradient"}
+                self.assertLessEqual({"push", "sum", "pull"}, told)
+                self.assertEqual("local reduce" in told, node == "0")
+                rounds = [span["args"]["round"] for span in spans if span["name"] == "push"]
+                self.assertGreater(len(set(rounds)), 1)
+
+    def test_a_timeline_of_an_agent_that_is_not_there(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            file = f"{name}/timeline.json"
+            for options, status, text in (
+                (["--agent=127.0.0.1:1", file], 1, "127.0.0.1:1"),
+                (["--agent=127.0.0.1:1", f"{name}/none/timeline.json"], 1, f"{name}/none"),
+                (["--agent=127.0.0.1:1"], 2, "the name of one file"),
+                ([file], 2, "--agent=ADDRESS"),
+            ):
+                done = subprocess.run(
+                    [job.TOOL, "trace", "--secret-file=none", "--timeout-ms=2000", *options],
+                    capture_output=True,
+                    text=True,
+                    timeout=job.TIMEOUT_S,
+                    check=False,
+                )
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertIn(text, done.stderr)
+                self.assertEqual(os.listdir(name), [])
+
     def test_bench_measures(self) -> None:
         for shape in (["--nodes=1", "--ranks-per-node=2"], ["--nodes=2", "--aggregators=2"]):
             output = job.run(

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "clients/cli/trace_command.h"
+
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "clients/cli/credentials.h"
+#include "libs/config/config.h"
+#include "libs/config/secret_file.h"
+#include "libs/rpc/admin_client.h"
+#include "libs/status/status.h"
+#include "libs/telemetry/trace_file.h"
+
+namespace talweg::cli {
+namespace {
+
+using Trace = agent::v1::GetTraceResponse;
+
+const char* PhaseName(Trace::Phase phase) {
+  switch (phase) {
+    case Trace::PHASE_COMPUTE: return "wait for local ranks";
+    case Trace::PHASE_LOCAL_REDUCE: return "local reduce";
+    case Trace::PHASE_PUSH: return "push";
+    case Trace::PHASE_SUM: return "sum";
+    case Trace::PHASE_PULL: return "pull";
+    case Trace::PHASE_QUEUE: return "queue";
+    default: return "unknown";
+  }
+}
+
+std::string JsonOf(const Trace& trace, const std::string& address) {
+  telemetry::TraceFile file("agent at " + address, 0);
+  for (const Trace::Event& event : trace.events()) {
+    file.Add({.what = PhaseName(event.phase()),
+              .tensor = event.tensor(),
+              .round = event.round(),
+              .begin_ns = event.begin_ns(),
+              .end_ns = event.end_ns(),
+              .bytes = event.bytes()});
+  }
+  return std::move(file).End();
+}
+
+// Waits for so long, or for a signal that would end the tool. The recording must be ended then.
+class Pause {
+ public:
+  Pause() {
+    sigemptyset(&signals_);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, number);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  }
+  void Wait(uint64_t seconds) {
+    const timespec time = {.tv_sec = static_cast<time_t>(seconds), .tv_nsec = 0};
+    while (sigtimedwait(&signals_, nullptr, &time) < 0 && errno == EINTR) {
+    }
+  }
+
+ private:
+  sigset_t signals_;
+};
+
+// What the agent is asked with.
+struct Asking {
+  std::string address;
+  uint64_t seconds = 0;
+  int64_t timeout_ns = 0;
+  std::shared_ptr<const rpc::Credentials> credentials;
+  std::string secret;
+};
+
+// Which file has the agent's secret. "": the user's own, if there is one. `talweg run` on one
+// machine makes a secret in the directory of its sockets.
+std::string SecretFileOf(const Arguments& arguments, const std::string& address,
+                         const config::Environment& environment) {
+  if (arguments.Has("secret-file")) return arguments.Text("secret-file", "");
+  const auto named = environment.find("TALWEG_SECRET_FILE");
+  if (named != environment.end()) return named->second;
+  constexpr std::string_view kUnix = "unix:";
+  if (!address.starts_with(kUnix)) return "";
+  const std::string beside =
+      address.substr(kUnix.size(), address.rfind('/') + 1 - kUnix.size()) + "secret";
+  return access(beside.c_str(), F_OK) == 0 ? beside : "";
+}
+
+absl::StatusOr<Asking> AskingOf(const Arguments& arguments) {
+  Asking asking;
+  asking.address = arguments.Text("agent", "");
+  TALWEG_ASSIGN_OR_RETURN(asking.seconds, arguments.Number("seconds", 5, 1, 3'600));
+  TALWEG_ASSIGN_OR_RETURN(const uint64_t timeout_ms,
+                          arguments.Number("timeout-ms", 5'000, 1, 3'600'000));
+  asking.timeout_ns = static_cast<int64_t>(timeout_ms) * 1'000'000;
+  TALWEG_ASSIGN_OR_RETURN(asking.credentials, ToolCredentials(arguments));
+  const config::Environment environment = config::ProcessEnvironment();
+  config::ProcessConfig process;
+  process.secret_file = SecretFileOf(arguments, asking.address, environment);
+  TALWEG_ASSIGN_OR_RETURN(asking.secret, config::LoadSecret(process, environment));
+  return asking;
+}
+
+absl::StatusOr<Trace> Record(const Asking& asking) {
+  rpc::AgentAdminClient client(asking.address, asking.timeout_ns, asking.credentials);
+  Pause pause;
+  agent::v1::SetTraceRequest request;
+  request.set_enabled(true);
+  TALWEG_RETURN_IF_ERROR(client.SetTrace(request, asking.secret));
+  pause.Wait(asking.seconds);
+  request.set_enabled(false);
+  TALWEG_RETURN_IF_ERROR(client.SetTrace(request, asking.secret));
+  return client.GetTrace();
+}
+
+// Returns what to say of the file.
+absl::StatusOr<std::string> Write(const Arguments& arguments, const std::string& path) {
+  TALWEG_ASSIGN_OR_RETURN(const Asking asking, AskingOf(arguments));
+  std::ofstream file(path, std::ios::binary);
+  if (!file) return status::ErrnoStatus(errno, "open " + path);
+  const absl::StatusOr<Trace> trace = Record(asking);
+  if (!trace.ok()) {
+    std::remove(path.c_str());
+    return trace.status();
+  }
+  file << JsonOf(*trace, asking.address);
+  if (!file.flush()) return status::ErrnoStatus(errno, "write " + path);
+  std::string said = std::to_string(trace->events_size()) + " spans in " + path;
+  if (trace->dropped() > 0) {
+    said += "; " + std::to_string(trace->dropped()) +
+            " older ones had no room (the agent's option trace_bytes_max)";
+  }
+  return said + "\n";
+}
+
+int RunTrace(const Arguments& arguments) {
+  if (!arguments.Has("agent") || arguments.operands().size() != 1) {
+    return Fail(absl::InvalidArgumentError(
+        "talweg trace needs --agent=ADDRESS and the name of one file: talweg trace "
+        "--agent=HOST:PORT timeline.json"));
+  }
+  const absl::StatusOr<std::string> said = Write(arguments, arguments.operands()[0]);
+  if (!said.ok()) return Fail(said.status());
+  return Print(*said) ? 0 : kExitFailed;
+}
+
+}  // namespace
+
+Command TraceCommand() {
+  Command command;
+  command.name = "trace";
+  command.summary = "Records a timeline of a running agent";
+  command.usage = "--agent=ADDRESS [--seconds=N] FILE";
+  command.details =
+      "Records for some seconds, or until Ctrl-C, what the agent does with each round: waits for\n"
+      "local ranks, queue, local reduce, push, sum, pull. FILE opens in https://ui.perfetto.dev. "
+      "An\n"
+      "agent with a job secret asks for it. `talweg run --trace` records a job from its start.";
+  command.operands = Operands::kWords;
+  command.options = {
+      {"agent", "ADDRESS", "The agent's admin address, HOST:PORT or unix:/PATH (talweg status)."},
+      {"seconds", "N", "How long. Default: 5."},
+      {"secret-file", "FILE",
+       "The job secret. Default: $TALWEG_SECRET_FILE, else that of a talweg run on this machine,\n"
+       "else ~/.config/talweg/secret, if it exists. none: no secret."},
+      {"timeout-ms", "MS", "How long each answer may take. Default: 5000."},
+  };
+  for (CommandOption& option : CredentialOptions()) command.options.push_back(std::move(option));
+  command.run = RunTrace;
+  return command;
+}
+
+}  // namespace talweg::cli

@@ -51,6 +51,7 @@ std::string JsonOf(const Trace& trace, const std::string& address) {
 }
 
 // Waits for so long, or for a signal that would end the tool. The recording must be ended then.
+// Make it before gRPC has threads, because they would be ended by the signal.
 class Pause {
  public:
   Pause() {
@@ -58,7 +59,7 @@ class Pause {
     for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, number);
     pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   }
-  void Wait(uint64_t seconds) {
+  void Wait(uint64_t seconds) const {
     const timespec time = {.tv_sec = static_cast<time_t>(seconds), .tv_nsec = 0};
     while (sigtimedwait(&signals_, nullptr, &time) < 0 && errno == EINTR) {
     }
@@ -106,9 +107,8 @@ absl::StatusOr<Asking> AskingOf(const Arguments& arguments) {
   return asking;
 }
 
-absl::StatusOr<Trace> Record(const Asking& asking) {
+absl::StatusOr<Trace> Record(const Asking& asking, const Pause& pause) {
   rpc::AgentAdminClient client(asking.address, asking.timeout_ns, asking.credentials);
-  Pause pause;
   agent::v1::SetTraceRequest request;
   request.set_enabled(true);
   TALWEG_RETURN_IF_ERROR(client.SetTrace(request, asking.secret));
@@ -120,10 +120,11 @@ absl::StatusOr<Trace> Record(const Asking& asking) {
 
 // Returns what to say of the file.
 absl::StatusOr<std::string> Write(const Arguments& arguments, const std::string& path) {
+  const Pause pause;
   TALWEG_ASSIGN_OR_RETURN(const Asking asking, AskingOf(arguments));
   std::ofstream file(path, std::ios::binary);
   if (!file) return status::ErrnoStatus(errno, "open " + path);
-  const absl::StatusOr<Trace> trace = Record(asking);
+  const absl::StatusOr<Trace> trace = Record(asking, pause);
   if (!trace.ok()) {
     std::remove(path.c_str());
     return trace.status();

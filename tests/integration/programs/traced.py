@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of tool_test.py: rank 0 records a timeline of each agent while all ranks make rounds.
 
-Its arguments are the tool and a directory for the timelines.
+Its arguments are the tool and a directory for the timelines. The first timeline is of one second. The
+second ends with an interrupt.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,11 +27,23 @@ def _agents() -> list[str]:
     return [member["admin_address"] for member in view["members"]]
 
 
+def _is_recorded(agent: str) -> bool:
+    line = [_TOOL, "status", f"--agent={agent}", "--json"]
+    return bool(json.loads(subprocess.check_output(line))["tracing"])
+
+
 def _record() -> None:
     for number, agent in enumerate(_agents()):
+        seconds = "1" if number == 0 else "3600"
         file = Path(_DIRECTORY) / f"{number}.json"
-        line = [_TOOL, "trace", f"--agent={agent}", "--seconds=1", str(file)]
-        print(subprocess.check_output(line, text=True), end="", flush=True)
+        line = [_TOOL, "trace", f"--agent={agent}", f"--seconds={seconds}", str(file)]
+        with subprocess.Popen(line) as tool:
+            if number > 0:
+                while tool.poll() is None and not _is_recorded(agent):
+                    pass
+                tool.send_signal(signal.SIGINT)
+        if tool.returncode != 0 or _is_recorded(agent):
+            raise AssertionError(f"the tool ended with {tool.returncode}")
 
 
 def _go_on(recording: Future[None] | None) -> None:

@@ -72,6 +72,9 @@ def calls(rank: int, size: int, all_ranks: list[int]) -> None:
     taken = _full((size, 4), 0.0)
     tw.all_gather_into(_of_some(taken), _full((1, 2), float(rank)))
     _check(_of_some(taken), [[float(each)] * 2 for each in all_ranks])
+    sparse = tw.push_pull_sparse(_sparse(rank, size), "sparse", tw.Op.SUM)
+    _check(sparse.to_dense(), [1.0] * size + [2.0 * size])
+    _check(tw.push_pull_sparse(_sparse(rank, size)).to_dense()[-1], 2.0)
     state = {"a": _full((3, 4), float(rank)).t(), "b": _full((), rank)}
     tw.broadcast_parameters(state, root_rank=0)
     _check(state["a"], [[0.0] * 3] * 4)
@@ -79,6 +82,17 @@ def calls(rank: int, size: int, all_ranks: list[int]) -> None:
 
 
 def steps(rank: int, size: int, all_ranks: list[int]) -> None:
+    embedding = nn.Embedding(4, 2, sparse=True, device="cpu")
+    inner: Any = torch.optim.SGD(embedding.parameters(), lr=1.0)
+    sparse = tw.DistributedOptimizer(
+        inner, [("embedding", embedding.weight)], name="sparse optimizer"
+    )
+    before = embedding.weight.detach().clone()
+    for _ in range(2):
+        sparse.zero_grad()
+        embedding(torch.tensor([0], device="cpu")).sum().backward()
+        sparse.step()
+    _check(embedding.weight.detach()[1:], before[1:].tolist())
     for module, average in ((tw, None), (hvd, hvd.Average), (hvd, hvd.Adasum)):
         model = nn.Linear(3, 2, device="cpu")
         with torch.no_grad():

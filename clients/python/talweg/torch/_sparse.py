@@ -23,15 +23,21 @@ from talweg.torch._tensors import as_pushed, wire_dtype
 
 def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Returns a coalesced COO tensor, with other values."""
-    result = torch.sparse_coo_tensor(tensor.indices(), values, tensor.shape, check_invariants=False)
-    return result._coalesced_(True)
+    return _made(tensor.indices(), values, tensor.shape)._coalesced_(True)
 
 
 def without_rows(like: torch.Tensor, dimensions: int) -> torch.Tensor:
     """Returns a COO tensor of zeros, with so many sparse dimensions."""
     indices = torch.empty((dimensions, 0), dtype=torch.int64, device=like.device)
     values = like.detach().new_empty((0, *like.shape[dimensions:]))
-    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
+    return _made(indices, values, like.shape)
+
+
+def _made(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    # torch would put it on its default device, and not where its values are.
+    return torch.sparse_coo_tensor(
+        indices, values, shape, device=values.device, check_invariants=False
+    )
 
 
 def as_sparse(tensor: torch.Tensor, dimensions: int) -> torch.Tensor:
@@ -113,10 +119,7 @@ def tensor_of(rows: SparseRows, like: torch.Tensor) -> torch.Tensor:
     if like.is_complex():
         values = torch.view_as_complex(values)
     values = values.view(like.dtype).to(like.device)
-    result = torch.sparse_coo_tensor(
-        stacked.to(like.device), values, like.shape, check_invariants=False
-    )
-    return result._coalesced_(True)
+    return _made(stacked.to(like.device), values, like.shape)._coalesced_(True)
 
 
 def push_pull_sparse_async(

@@ -273,6 +273,17 @@ class AgentSealedService final : public scheduler::v1::SealedService::CallbackSe
         response, CallGateAccess::EnterQuestion(gate_.get(), context),
         [&](const Done<scheduler::v1::CallResponse>& done) { Make(*context, *request, done); });
   }
+  grpc::ServerWriteReactor<scheduler::v1::WatchResponse>* Watch(
+      grpc::CallbackServerContext*, const scheduler::v1::WatchRequest*) override {
+    class Refusal final : public grpc::ServerWriteReactor<scheduler::v1::WatchResponse> {
+     public:
+      Refusal() {
+        Finish({grpc::StatusCode::FAILED_PRECONDITION, "an agent has no stream to watch"});
+      }
+      void OnDone() override { delete this; }
+    };
+    return new Refusal();
+  }
 
  private:
   static constexpr std::string_view kSetTrace = "/talweg.agent.v1.AdminService/SetTrace";

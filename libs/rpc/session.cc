@@ -83,13 +83,21 @@ void Session::Stop() {
   if (renewing_.joinable()) renewing_.join();
 }
 
+grpc::Status Session::Heard(const grpc::Status& status, const grpc::ClientContext& context) const {
+  const grpc::Status seen = CallGateAccess::Seen(status, context);
+  if (seen.error_code() != grpc::StatusCode::UNIMPLEMENTED || !entered()) return seen;
+  // The scheduler that let this process in knows its calls. Somebody else has its address for now,
+  // or a proxy answers for it.
+  return {grpc::StatusCode::UNAVAILABLE, "whoever answers knows no such call"};
+}
+
 grpc::Status Session::CallNow(const Word& word, int64_t timeout_ns) {
   const int64_t end_ns = SteadyNs() + timeout_ns;
   for (int attempt = 0;; ++attempt) {
     const int64_t left_ns = std::max<int64_t>(end_ns - SteadyNs(), 1'000'000);
     Call call(this, &now_call_);
     SetDeadline(call.context, std::min(left_ns, options_.call_timeout_ns));
-    const grpc::Status status = CallGateAccess::Seen(word(call.context), call.context);
+    const grpc::Status status = Heard(word(call.context), call.context);
     const int64_t pause_ns = BackoffNs(attempt);
     if (!IsTransient(status) || SteadyNs() + pause_ns >= end_ns || !SleepNs(pause_ns)) {
       return status;
@@ -188,7 +196,7 @@ int64_t Session::BackoffNs(int attempt) {
 grpc::Status Session::CallWatching(int64_t timeout_ns, const Word& made) {
   Call call(this, &watch_call_);
   if (timeout_ns > 0) SetDeadline(call.context, std::min(timeout_ns, options_.call_timeout_ns));
-  return CallGateAccess::Seen(made(call.context), call.context);
+  return Heard(made(call.context), call.context);
 }
 
 grpc::Status Session::Greet(int64_t timeout_ns) {
@@ -314,7 +322,7 @@ void Session::RenewOnce() {
   {
     Call call(this, &renew_call_);
     SetDeadline(call.context, options_.call_timeout_ns);
-    status = CallGateAccess::Seen(peer_->Renew(call.context), call.context);
+    status = Heard(peer_->Renew(call.context), call.context);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -344,7 +352,7 @@ void Session::SendWords() {
     {
       Call call(this, &renew_call_);
       SetDeadline(call.context, options_.call_timeout_ns);
-      status = CallGateAccess::Seen(word(call.context), call.context);
+      status = Heard(word(call.context), call.context);
     }
     NoteAnswer(status);
     if (IsTransient(status)) {

@@ -83,6 +83,8 @@ class Session {
   // A context that Stop cancels, for as long as it lives.
   class Call;
 
+  // Returns what the status of a call says of the scheduler.
+  grpc::Status Heard(const grpc::Status& status, const grpc::ClientContext& context) const;
   void Watching();
   void Renewing();
   // Returns how long after a renewal the next one is due.

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
 
 #include <catch2/catch.hpp>
 
@@ -339,6 +345,95 @@ TEST_CASE("Scheduler: members do not notice a restart, and losses are noticed af
   CHECK(Contains(first.events.Next<rpc::JobFailed>().text, "node 1"));
   CHECK_FALSE(first.events.Has<rpc::ViewPublished>());  // The same epoch is not announced again.
   a0.events.Next<rpc::JobClosed>();
+}
+
+// Another program that has the scheduler's port, or a proxy that answers while the scheduler is
+// away. It knows no call.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& address) : members_(&unknown_), pool_(&unknown_) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
+    builder.RegisterService(&members_);
+    builder.RegisterService(&pool_);
+    server_ = builder.BuildAndStart();
+    REQUIRE(server_ != nullptr);
+  }
+
+  // Waits until it has refused so many calls of each kind.
+  void WaitFor(int count) { unknown_.WaitFor(count); }
+
+ private:
+  enum Kind { kRenewLease, kWatchViews, kRenewAggregator, kWatchJobs, kKinds };
+
+  class Unknown {
+   public:
+    grpc::Status Refuse(Kind kind) {
+      const std::lock_guard lock(mutex_);
+      ++counts_[kind];
+      changed_.notify_all();
+      return {grpc::StatusCode::UNIMPLEMENTED, ""};
+    }
+    void WaitFor(int count) {
+      std::unique_lock lock(mutex_);
+      REQUIRE(changed_.wait_for(lock, kPatience,
+                                [&] { return *std::ranges::min_element(counts_) >= count; }));
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::array<int, kKinds> counts_{};
+  };
+
+  struct Members final : v1::MembershipService::Service {
+    explicit Members(Unknown* unknown) : unknown(unknown) {}
+    grpc::Status RenewLease(grpc::ServerContext*, const v1::RenewLeaseRequest*,
+                            v1::RenewLeaseResponse*) override {
+      return unknown->Refuse(kRenewLease);
+    }
+    grpc::Status WatchViews(grpc::ServerContext*, const v1::WatchViewsRequest*,
+                            grpc::ServerWriter<v1::WatchViewsResponse>*) override {
+      return unknown->Refuse(kWatchViews);
+    }
+    Unknown* const unknown;
+  };
+  struct Pool final : v1::PoolService::Service {
+    explicit Pool(Unknown* unknown) : unknown(unknown) {}
+    grpc::Status RenewAggregator(grpc::ServerContext*, const v1::RenewAggregatorRequest*,
+                                 v1::RenewAggregatorResponse*) override {
+      return unknown->Refuse(kRenewAggregator);
+    }
+    grpc::Status WatchJobs(grpc::ServerContext*, const v1::WatchJobsRequest*,
+                           grpc::ServerWriter<v1::WatchJobsResponse>*) override {
+      return unknown->Refuse(kWatchJobs);
+    }
+    Unknown* const unknown;
+  };
+
+  Unknown unknown_;
+  Members members_;
+  Pool pool_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_CASE("Scheduler: whoever has its port for a while and knows no call puts nobody out",
+          "[scheduler]") {
+  const std::unique_ptr<store::Store> store = store::MakeMemoryStore();
+  std::optional<Daemon> daemon(std::in_place, std::make_unique<LentStore>(store.get()));
+  SchedulerOptions again;
+  again.server.port_min = again.server.port_max = daemon->port();
+  const std::string address = daemon->address();
+  TestAggregator aggregator(address, "a0", 200);
+  TestMember member(Link(address), Spec(0, 1, 1));
+  member.events.Next<rpc::ViewPublished>();
+  daemon.reset();
+  Stranger(address).WaitFor(2);
+  daemon.emplace(std::make_unique<LentStore>(store.get()), again);
+  member.events.Next<rpc::Reachable>();
+  aggregator.events.Next<rpc::Reachable>();
+  CHECK_FALSE(member.events.Has<rpc::LeaseLost>());
+  CHECK_FALSE(aggregator.events.Has<rpc::LeaseLost>());
 }
 
 TEST_CASE("Scheduler: after a lost store members are told, and aggregators register again",

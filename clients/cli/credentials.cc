@@ -17,13 +17,6 @@ namespace {
 
 constexpr uint64_t kDaysMax = 36'500;
 
-// Returns the option, else the variable, else "".
-std::string OptionOrVariable(const Arguments& arguments, const std::string& option,
-                             const char* variable) {
-  const char* told = std::getenv(variable);
-  return arguments.Text(option, told == nullptr ? "" : told);
-}
-
 // Bytes of a name that a directory should not have become '_'.
 std::string DirectoryName(const rpc::Identity& identity) {
   std::string name(rpc::RoleName(identity.role));
@@ -103,6 +96,12 @@ int RunCerts(const Arguments& arguments) {
 }
 
 }  // namespace
+
+std::string OptionOrVariable(const Arguments& arguments, const std::string& option,
+                             const char* variable) {
+  const char* told = std::getenv(variable);
+  return arguments.Text(option, told == nullptr ? "" : told);
+}
 
 std::vector<CommandOption> CredentialOptions() {
   return {

@@ -5,6 +5,7 @@
 #include <absl/status/statusor.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "clients/cli/command.h"
@@ -12,6 +13,10 @@
 #include "libs/rpc/credentials.h"
 
 namespace talweg::cli {
+
+// Returns the option, else the environment's variable, else "".
+std::string OptionOrVariable(const Arguments& arguments, const std::string& option,
+                             const char* variable);
 
 // The options of commands that call daemons.
 std::vector<CommandOption> CredentialOptions();

@@ -80,11 +80,9 @@ struct Asking {
 
 // Which file has the agent's secret. "": the user's own, if there is one. `talweg run` on one
 // machine makes a secret in the directory of its sockets.
-std::string SecretFileOf(const Arguments& arguments, const std::string& address,
-                         const config::Environment& environment) {
-  if (arguments.Has("secret-file")) return arguments.Text("secret-file", "");
-  const auto named = environment.find("TALWEG_SECRET_FILE");
-  if (named != environment.end()) return named->second;
+std::string SecretFileOf(const Arguments& arguments, const std::string& address) {
+  std::string named = OptionOrVariable(arguments, "secret-file", "TALWEG_SECRET_FILE");
+  if (!named.empty()) return named;
   constexpr std::string_view kUnix = "unix:";
   if (!address.starts_with(kUnix)) return "";
   const std::string beside =
@@ -100,10 +98,9 @@ absl::StatusOr<Asking> AskingOf(const Arguments& arguments) {
                           arguments.Number("timeout-ms", 5'000, 1, 3'600'000));
   asking.timeout_ns = static_cast<int64_t>(timeout_ms) * 1'000'000;
   TALWEG_ASSIGN_OR_RETURN(asking.credentials, ToolCredentials(arguments));
-  const config::Environment environment = config::ProcessEnvironment();
   config::ProcessConfig process;
-  process.secret_file = SecretFileOf(arguments, asking.address, environment);
-  TALWEG_ASSIGN_OR_RETURN(asking.secret, config::LoadSecret(process, environment));
+  process.secret_file = SecretFileOf(arguments, asking.address);
+  TALWEG_ASSIGN_OR_RETURN(asking.secret, config::LoadSecret(process, config::ProcessEnvironment()));
   return asking;
 }
 

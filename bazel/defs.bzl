@@ -157,19 +157,20 @@ _INSTRUCTION_SETS = {
     ],
 }
 
-def talweg_kernel_libraries(name, deps = []):
+def talweg_kernel_libraries(name, deps = [], copts = []):
     """The libraries <name>_portable, <name>_avx2 and <name>_avx512, each of the source of its name.
 
     Args:
       name: what their names begin with.
       deps: what they have in common. libs/reduce/kernel_table.h says what may stand there.
+      copts: further compiler flags.
     """
     check_edges(name, deps)
-    for instructions, copts in _INSTRUCTION_SETS.items():
+    for instructions, flags in _INSTRUCTION_SETS.items():
         talweg_cc_library(
             name = name + "_" + instructions,
             srcs = ["%s_%s.cc" % (name, instructions)],
-            copts = _KERNEL_COPTS + copts,
+            copts = _KERNEL_COPTS + copts + flags,
             deps = deps,
         )
 

@@ -12,7 +12,7 @@ LAYERS = {
     "benchmarks": ["clients", "libs", "services", "tests/attackers", "tests/netns"],
     # Other systems' names for parts of the Python package, and their launchers and examples.
     "clients/byteps": ["clients/python"],
-    "clients/c": ["libs/base", "libs/reduce", "libs/shm"],
+    "clients/c": ["libs/base", "libs/compress", "libs/reduce", "libs/shm"],
     "clients/cli": [
         "clients/c",
         "libs/base",
@@ -41,6 +41,7 @@ LAYERS = {
     "examples": ["clients/python"],
     "libs/aggregation": ["libs/base", "libs/view", "libs/wire"],
     "libs/base": [],
+    "libs/compress": ["libs/base", "libs/reduce"],
     "libs/config": ["libs/base", "libs/status", "proto/config"],
     "libs/encoding": ["libs/base", "libs/reduce"],
     "libs/gpu": ["libs/base", "libs/runtime", "libs/status"],
@@ -92,6 +93,7 @@ _STANDARD_LIBRARY_ONLY = [
     "clients/c",
     "libs/aggregation",
     "libs/base",
+    "libs/compress",
     "libs/membership",
     "libs/pipeline",
     "libs/reduce",

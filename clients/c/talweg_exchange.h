@@ -4,8 +4,9 @@
 
 #include "clients/c/talweg.h"
 
-/* What exchanges of tensors of any shape need beyond talweg.h: parts that lie apart, and a whole
- * exchange in one call. The Python package's collectives use these (docs/collectives.md). */
+/* What exchanges of tensors of any shape need beyond talweg.h: parts that lie apart, a whole
+ * exchange in one call, and compression of gradients. The Python package uses these
+ * (docs/collectives.md, docs/compression.md). */
 
 #ifdef __cplusplus
 extern "C" {
@@ -104,6 +105,39 @@ typedef struct {
 TALWEG_API talweg_status talweg_add_rows(const talweg_row_sum* sum, const talweg_rows* parts,
                                          uint32_t part_count, int64_t* numbers, void* values,
                                          uint64_t* count);
+
+/* What becomes of a gradient's numbers. docs/compression.md has the rules. */
+typedef enum talweg_compressor TALWEG_ANY_INT {
+  TALWEG_TOP_K = 1,    /* The k numbers of largest magnitude stay; the others become 0. */
+  TALWEG_RANDOM_K = 2, /* k numbers stay, at places that `key` alone decides. */
+  TALWEG_ONE_BIT = 3,  /* Each becomes a scale, or minus that. */
+  TALWEG_DITHERING = 4 /* Each becomes one of 2 k + 1 levels, rounded up or down at random. */
+} talweg_compressor;
+
+/* Bits of talweg_compression.flags. */
+#define TALWEG_COMPRESS_SCALING 1u /* TALWEG_ONE_BIT: the scale is the mean magnitude, not 1. */
+#define TALWEG_COMPRESS_NATURAL 2u /* TALWEG_DITHERING: levels are powers of two. */
+#define TALWEG_COMPRESS_L2 4u /* TALWEG_DITHERING: the top level is the L2 norm, not the max. */
+
+typedef struct {
+  size_t struct_bytes; /* sizeof(talweg_compression). */
+  talweg_compressor compressor;
+  uint32_t flags;
+  /* TALWEG_TOP_K, TALWEG_RANDOM_K: below 1 a part of each partition, at least one number; otherwise
+   * a number of numbers of each. TALWEG_DITHERING: levels above 0, at most 127 (natural: 31). */
+  double k;
+  uint64_t partition; /* The elements of a partition: each is compressed alone. 0: all are one. */
+  uint64_t key;       /* Equal keys draw equal numbers. */
+  float error_scale;  /* The factor for `error`, which is finite. */
+  float mu;           /* The factor for `momentum`, which is finite. */
+} talweg_compression;
+
+/* Compresses `count` numbers in place. `error` and `momentum`, if they are not NULL, have as many
+ * numbers, which begin as zeros: what was taken away so far, and Nesterov's momentum. A number that
+ * is not finite stays as it is, and leaves a 0 in both. No array overlaps another.
+ * (Since version 1.7.) */
+TALWEG_API talweg_status talweg_compress(const talweg_compression* compression, float* values,
+                                         float* error, float* momentum, uint64_t count);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -20,6 +20,7 @@ ROOMS = (
     "_at_exit",
     "_interrupts",
     "_declaration",
+    "compression",
     "_arguments",
     "_programs",
     "_cli",

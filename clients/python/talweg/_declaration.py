@@ -58,6 +58,15 @@ class Op(IntEnum):
         raise InvalidArgument(f"op is {value!r}; it must be one of {names}{remedy}")
 
 
+class Encoding(IntEnum):
+    """How a tensor travels between nodes, with the numbers of talweg.h."""
+
+    PLAIN = 0
+    RUNS = 1
+    MOSTLY_ZEROS = 1  # The best one for tensors of which most numbers are zeros.
+    FEW_VALUES = 0  # The best one for tensors that have few different numbers.
+
+
 def op_of(value: Any) -> Op:
     """The operation that a caller means by `value`; InvalidArgument when there is none."""
     # A bool is a number to Python, and True that of a sum.
@@ -181,6 +190,7 @@ class Declaration:
     shape: tuple[int, ...] | None = None  # None: only the count must be alike.
     # How long rounds wait for late ranks; then they go on without them. 0: as long as it takes.
     patience_ms: int = 0
+    encoding: Encoding = Encoding.PLAIN
 
     @property
     def nbytes(self) -> int:
@@ -226,7 +236,7 @@ class Declaration:
     @property
     def is_plain(self) -> bool:
         """Whether wire() says all of it."""
-        return self.count > 0 and not self.ranks and not self.patience_ms
+        return self.count > 0 and not (self.ranks or self.patience_ms or self.encoding)
 
     def shares(self) -> tuple[int, int]:
         """What each rank gives and gets, with the numbers of talweg.h: the root's, or the whole."""
@@ -247,6 +257,7 @@ class Declaration:
             and self.root_rank == root_rank
             and not self.ranks
             and not self.patience_ms
+            and not self.encoding
             and self.shape == shape
         )
 
@@ -258,8 +269,10 @@ class Declaration:
         """It without the ranks of its set, in few words; no other declaration has the same."""
         length = f" x {self.count}" if self.shape is None else list(self.shape)
         patience = f" within {self.patience_ms} ms" if self.patience_ms else ""
+        encoding = f" as {self.encoding.name.lower()}" if self.encoding else ""
         return (
             f"{self.dtype.name.lower()}{length} {self.op.name.lower()} {self.root_rank}{patience}"
+            f"{encoding}"
         )
 
     def __str__(self) -> str:
@@ -269,6 +282,8 @@ class Declaration:
             text += f" from rank {self.root_rank}"
         if self.patience_ms:
             text += f" that waits {self.patience_ms} ms for late ranks"
+        if self.encoding:
+            text += f" that travels as {self.encoding.name.lower()}"
         if self.ranks:
             text += f" of ranks {', '.join(str(rank) for rank in self.ranks)}"
         return text

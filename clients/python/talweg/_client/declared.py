@@ -308,6 +308,7 @@ class Tensors:
                 each.ranks,
                 each.count,
                 priority,
+                encoding=each.encoding,
                 patience_ms=each.patience_ms,
             )
             for name, each, priority in declarations

@@ -31,11 +31,13 @@ class Parameter:
     nbytes: int
     dtype: Hashable  # The framework's dtype.
     shape: tuple[int, ...] | None = None  # What all ranks have alike; None: they do not compare it.
+    # What else they have alike, in words that follow the name and the shape.
+    note: str = ""
 
     def __str__(self) -> str:
         """Returns the text that ranks compare."""
-        text = f"'{self.name}'"
-        return text if self.shape is None else f"{text} of shape {list(self.shape)}"
+        shape = "" if self.shape is None else f" of shape {list(self.shape)}"
+        return f"'{self.name}'{shape}{self.note}"
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,10 @@ class Adapter(Protocol):
 
     def priority_of(self, index: int) -> int:
         """Returns the priority of the parameter's rounds. Larger ones overtake others."""
+
+    def suffix_of(self, index: int) -> str:
+        """Returns what the name of the parameter's tensor ends with."""
+        return ""
 
     def began_apart(self) -> bool:
         """Whether some ranks have come to a running job. These have got the others' state."""

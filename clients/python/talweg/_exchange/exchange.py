@@ -188,7 +188,7 @@ class GradientExchange:
 
     def _tensor_of(self, index: int, dtype: Hashable) -> Tensor:
         parameter = self._parameters[index]
-        name = f"{self.name}.gradient.{parameter.name}"
+        name = f"{self.name}.gradient.{parameter.name}{self._adapter.suffix_of(index)}"
         # The dtype of a tensor's name never changes, but a model's dtype may.
         if dtype != parameter.dtype:
             name = f"{name}.{dtype}"

@@ -12,6 +12,8 @@ from talweg.errors import Mismatch
 DIGEST_BYTES = 8
 # How the text of a parameter ends that is frozen, where ranks compare that.
 FROZEN = ", frozen"
+# What the text of a parameter goes on with whose gradients are compressed.
+COMPRESSED = ", compressed by "
 
 
 def digest_of(texts: Iterable[str]) -> bytes:
@@ -56,8 +58,12 @@ class Names:
                     f"{texts[place]} at rank {rank}"
                 )
                 break
-        is_frozen = any(each.endswith(FROZEN) for texts in told.values() for each in texts)
+        everything = [each for texts in told.values() for each in texts]
+        is_frozen = any(each.endswith(FROZEN) for each in everything)
+        is_compressed = any(COMPRESSED in each for each in everything)
         self.mismatch = Mismatch(
             f"'{self._name}': {text}: build the same model, with its parameters in one order, at "
-            "every rank" + ", and freeze and thaw them at all ranks alike" * is_frozen
+            "every rank"
+            + ", and freeze and thaw them at all ranks alike" * is_frozen
+            + ", and give its optimizer the same compression" * is_compressed
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from talweg import _interrupts
 from talweg._library.native_arguments import checked_priority
-from talweg._library.native_structures import ExchangeCall, PartOfRows, RowSum
+from talweg._library.native_structures import CompressionSpec, ExchangeCall, PartOfRows, RowSum
 
 _client_p = ctypes.c_void_p
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
@@ -61,6 +61,16 @@ PROTOTYPES = {
             ctypes.c_void_p,
             ctypes.c_void_p,
             ctypes.POINTER(_u64),
+        ],
+    ),
+    "talweg_compress": (
+        ctypes.c_int,
+        [
+            ctypes.POINTER(CompressionSpec),
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            _u64,
         ],
     ),
     "talweg_finish_exchange": (

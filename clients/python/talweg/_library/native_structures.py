@@ -122,3 +122,18 @@ class RowSum(ctypes.Structure):
         ("elements", ctypes.c_uint64),
         ("divisor", ctypes.c_uint32),
     ]
+
+
+class CompressionSpec(ctypes.Structure):
+    """The layout of talweg_compression."""
+
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("compressor", ctypes.c_int),
+        ("flags", ctypes.c_uint32),
+        ("k", ctypes.c_double),
+        ("partition", ctypes.c_uint64),
+        ("key", ctypes.c_uint64),
+        ("error_scale", ctypes.c_float),
+        ("mu", ctypes.c_float),
+    ]

@@ -28,10 +28,12 @@ from talweg._exchange.adapter import (
     Refusal,
     Tensor,
 )
+from talweg._exchange.compressing import Compressing
 from talweg._exchange.exchange import GradientExchange
 from talweg.errors import Busy, Unsupported
 from talweg.torch import _cuda, _sparse
 from talweg.torch._backward import current_node, when_it_ends
+from talweg.torch._compressed import note_of, start_compressed, takes
 from talweg.torch._in_place import is_worth_it, start_average
 from talweg.torch._patient import start_patient, start_patient_sum
 from talweg.torch._tensors import declaration_of, finish
@@ -91,10 +93,12 @@ class GradientAverager(ClientAdapter):
         waits: bool = True,
         process_set: ProcessSet | None = None,
         patience_ms: int = 0,
+        compressing: Compressing | None = None,
     ) -> None:
         super().__init__(_client.current(), process_set)
         self.exchange = GradientExchange(self, name, passes, leaves_out=patience_ms > 0)
         self._patience_ms = patience_ms
+        self._compressing = compressing
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
         self._index: dict[torch.nn.Parameter, int] = {}
@@ -110,6 +114,8 @@ class GradientAverager(ClientAdapter):
             for parameter in self.parameters:
                 parameter.grad = None
         super().use(client)
+        if self._compressing is not None:
+            self._compressing.begin_anew()
         self.exchange.begin_anew()
 
     def add(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
@@ -124,6 +130,7 @@ class GradientAverager(ClientAdapter):
                 parameter.numel() * parameter.element_size(),
                 parameter.dtype,
                 tuple(parameter.shape),
+                note_of(self._compressing, parameter),
             )
             for parameter, name in new.items()
         )
@@ -203,9 +210,9 @@ class GradientAverager(ClientAdapter):
         for tensor in tensors:
             parameter = self.parameters[tensor.index]
             self.client.tensors.require_patience(tensor.name, self._patience_ms)
-            if self._patience_ms:
+            if self._patience_ms or takes(self._compressing, parameter):
                 self.client.tensors.declare(
-                    tensor.name, self._patient_declaration(tensor.index), tensor.priority
+                    tensor.name, self._declaration(tensor.index), tensor.priority
                 )
                 continue
             kind = (parameter.device, is_worth_it(parameter))
@@ -218,15 +225,21 @@ class GradientAverager(ClientAdapter):
             ]
             _cuda.declare_all(self.client, parameters, declarations, in_place)
 
-    def _patient_declaration(self, index: int) -> Declaration:
+    def _declaration(self, index: int) -> Declaration:
+        """Returns what ranks must agree on for a gradient with patience, or one that is compressed."""
         parameter = self.parameters[index]
+        declaration = declaration_of(parameter, Op.AVERAGE)
+        if self._compressing is not None and takes(self._compressing, parameter):
+            declaration = replace(declaration, encoding=self._compressing.encoding)
+        if not self._patience_ms:
+            return declaration
         if parameter.device.type != "cpu" or parameter.dtype not in _PATIENT_DTYPES:
             raise Unsupported(
                 f"patience: the gradient of '{self.exchange.name_of(index)}' is {parameter.dtype} on "
                 f"{parameter.device}; it is for float32 and float64 in host memory: leave out "
                 "patience=, or keep the parameters there"
             )
-        return replace(declaration_of(parameter, Op.AVERAGE), patience_ms=self._patience_ms)
+        return replace(declaration, patience_ms=self._patience_ms)
 
     def left_out_count(self) -> int:
         """Returns how often rounds went on without that gradient of this rank that was left out
@@ -238,6 +251,12 @@ class GradientAverager(ClientAdapter):
 
     def began_apart(self) -> bool:
         return membership_of(self.client).began_apart
+
+    def suffix_of(self, index: int) -> str:
+        compressing = self._compressing
+        if compressing is None or not takes(compressing, self.parameters[index]):
+            return ""
+        return compressing.suffix
 
     def dtype_of(self, index: int) -> torch.dtype:
         return self.parameters[index].dtype
@@ -252,8 +271,15 @@ class GradientAverager(ClientAdapter):
             if gradient.layout != torch.strided:
                 gradient = self.dense(tensor.index, gradient)
             pushed, version = gradient, gradient._version
+        compressing = self._compressing
         with _names_may_be_shared():
-            handle = self.start_round(tensor, pushed)
+            if compressing is not None and takes(compressing, parameter):
+                self._await_left(tensor.name)
+                declaration = self._declaration(tensor.index)
+                of = (tensor, pushed, declaration, gradient is not None)
+                handle = start_compressed(self.client, compressing, *of)
+            else:
+                handle = self.start_round(tensor, pushed)
         return Pushed(handle, gradient, version)
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
@@ -308,9 +334,7 @@ class GradientAverager(ClientAdapter):
         """Starts a parameter's round; its result takes the gradient's place."""
         self._await_left(tensor.name)
         if self._patience_ms:
-            return start_patient(
-                self.client, gradient, tensor, self._patient_declaration(tensor.index)
-            )
+            return start_patient(self.client, gradient, tensor, self._declaration(tensor.index))
         return start_average(self.client, gradient, tensor.name, tensor.priority)
 
     def _await_left(self, name: str) -> None:

@@ -14,8 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 from talweg._declaration import milliseconds_of
 from talweg._exchange.states import PARTLY_LEFT
+from talweg.compression import Compression
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
+from talweg.torch._compressed import compressing_of
 from talweg.torch._forward_overlap import ForwardOverlap
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._uncompiled import keep_out_of_graphs
@@ -257,6 +259,7 @@ def DistributedOptimizer(
     name: str = "optimizer",
     overlap_forward: torch.nn.Module | None = None,
     patience: float | None = None,
+    compression: Compression | None = None,
 ) -> OptimizerT:
     """Makes `optimizer` average its gradients over all ranks; returns the same object.
 
@@ -303,13 +306,22 @@ def DistributedOptimizer(
     waits for all ranks. Gradients of GradScaler keep the scale that they were computed with: what
     comes late is divided by the next step's. So keep the scale fixed (growth_interval=2**31 - 1, and
     choose init_scale so that no gradient overflows), or leave out patience or GradScaler.
+
+    `compression`, a value of talweg.compression that is the same at all ranks, compresses each large
+    f32 gradient before it leaves (docs/compression.md), for links that are slower than this rank
+    compresses. What it takes away is added to the next gradient. Sparse gradients stay as they are.
     """
     named = name_parameters(optimizer, named_parameters)
-    patience_ms = milliseconds_of(patience)
+    patience_ms, compressing = milliseconds_of(patience), compressing_of(compression)
     distributed: Any = distribute(
         optimizer,
         lambda waits: GradientAverager(
-            named, backward_passes_per_step, name, waits, patience_ms=patience_ms
+            named,
+            backward_passes_per_step,
+            name,
+            waits,
+            patience_ms=patience_ms,
+            compressing=compressing,
         ),
         overlap_forward,
     )

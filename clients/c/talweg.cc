@@ -46,6 +46,8 @@ static_assert(TALWEG_SHARE_ROW == static_cast<int>(Share::kRow));
 static_assert(TALWEG_SHARE_COLUMN == static_cast<int>(Share::kColumn));
 static_assert(TALWEG_TWICE == static_cast<int>(Encoding::kTwice));
 static_assert(TALWEG_AS_INT8 == static_cast<int>(Encoding::kInt8));
+static_assert(TALWEG_GAPS == static_cast<int>(Encoding::kGaps));
+static_assert(TALWEG_FEW == static_cast<int>(Encoding::kFew));
 static_assert(TALWEG_BIT_AND == static_cast<int>(Op::kBitAnd));
 static_assert(TALWEG_BIT_XOR == static_cast<int>(Op::kBitXor));
 static_assert(TALWEG_ANY_LOCAL_RANK == talweg::shm::kAnyLocalRank);

@@ -61,7 +61,7 @@ extern "C" {
 
 /* Version of this header. talweg_version() returns the library's. */
 #define TALWEG_VERSION_MAJOR 1
-#define TALWEG_VERSION_MINOR 7
+#define TALWEG_VERSION_MINOR 8
 
 typedef struct talweg_client talweg_client;
 /* A declared tensor of one client. */
@@ -379,14 +379,14 @@ typedef enum talweg_share TALWEG_ANY_INT {
 /* How a tensor's bytes travel between nodes. (Since version 1.6.) On one node nothing travels. */
 typedef enum talweg_encoding TALWEG_ANY_INT {
   TALWEG_PLAIN = 0, /* As they lie in memory. */
-  /* Words of 4 bytes that repeat are sent once. For many zeros. Never longer than plain. */
-  TALWEG_RUNS = 1,
+  TALWEG_RUNS = 1,  /* Words of 4 bytes that repeat, once. Never longer than plain. */
   /* Twice, the second time inverted. Damage on the way ends the round with TALWEG_MISMATCH. */
   TALWEG_TWICE = 2,
-  /* For sums and averages of f32. Contributions and sums travel rounded (docs/arithmetic.md), in
-   * half the bytes or a quarter. */
-  TALWEG_AS_BF16 = 3,
-  TALWEG_AS_INT8 = 4
+  /* These and FEW: for sums and averages of f32, which travel rounded (docs/arithmetic.md). */
+  TALWEG_AS_BF16 = 3, /* Half the bytes. */
+  TALWEG_AS_INT8 = 4, /* A quarter. */
+  TALWEG_GAPS = 5, /* No words of 4 bytes that are 0. Never longer than plain. Since version 1.8. */
+  TALWEG_FEW = 6   /* Exact for up to 256 distinct values, else AS_INT8. Since version 1.8. */
 } talweg_encoding;
 
 /* A collective operation, and the ranks that take part in it:

@@ -112,6 +112,8 @@ uint64_t LinkShare::MostRoomBytes(JobId id) {
   return static_cast<uint64_t>(static_cast<double>(SlackBytes()) / CostOf(*job));
 }
 
+LinkShare::Phase LinkShare::phase() const { return active_count_ < 2 ? Phase::kAlone : phase_; }
+
 double LinkShare::PartOf(JobId id) const {
   const auto found = jobs_.find(id);
   return found == jobs_.end() || !found->second.is_active ? 0 : found->second.part;

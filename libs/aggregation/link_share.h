@@ -84,7 +84,7 @@ class LinkShare {
   // Credit for `bytes` is returned.
   void OnGiven(JobId job, uint64_t bytes);
 
-  Phase phase() const { return active_count_ < 2 ? Phase::kAlone : phase_; }
+  Phase phase() const;
   // The job's part of the link among the jobs that want it now. 0: it does not want it.
   double PartOf(JobId job) const;
   uint64_t SlackBytes() const;

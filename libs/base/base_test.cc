@@ -196,12 +196,26 @@ TEST_CASE("Collective: a combination that is no collective is refused with the r
   CHECK_THAT(Problem(wrong), Catch::Contains("average is not defined for i32"));
   for (const auto& [dtype, op] : {std::pair{DType::kF64, Op::kSum}, {DType::kF32, Op::kMax}}) {
     wrong = Collective::Of(dtype, op, 5);
-    wrong.encoding = Encoding::kInt8;
-    CHECK_THAT(Problem(wrong), Catch::Contains("int8 rounds, and is for sums and averages of f32"));
+    for (const Encoding encoding : {Encoding::kInt8, Encoding::kFew}) {
+      wrong.encoding = encoding;
+      CHECK_THAT(Problem(wrong), Catch::Contains(std::string(EncodingName(encoding)) +
+                                                 " rounds, and is for sums and averages of f32"));
+    }
   }
   wrong = Collective::Of(DType::kF32, Op::kAverage, 5);
   wrong.encoding = Encoding::kBf16;
   CHECK(Problem(wrong).empty());
+  wrong.encoding = Encoding::kFew;
+  CHECK(Problem(wrong).empty());
+  // One that a newer release may have.
+  wrong.encoding = static_cast<Encoding>(kEncodings.size());
+  CHECK_THAT(Problem(wrong),
+             Catch::Contains("there is no encoding " + std::to_string(kEncodings.size())));
+  for (const auto& [dtype, op] : {std::pair{DType::kI64, Op::kMax}, {DType::kBool, Op::kCopy}}) {
+    Collective exact = Collective::Of(dtype, op, 5);
+    exact.encoding = Encoding::kGaps;
+    CHECK(Problem(exact).empty());
+  }
   wrong = Collective::Of(DType{77}, Op::kSum, 5);
   CHECK_THAT(Problem(wrong), Catch::Contains("no dtype 77"));
 }

@@ -2,16 +2,9 @@
 #ifndef TALWEG_LIBS_BASE_CHECK_H_
 #define TALWEG_LIBS_BASE_CHECK_H_
 
-#include <cstdio>
-#include <cstdlib>
-
 namespace talweg::internal {
 
-[[noreturn]] inline void CheckFailed(const char* file, int line, const char* expression) {
-  std::fprintf(stderr, "%s:%d: broken invariant: %s\n", file, line, expression);
-  std::fflush(stderr);
-  std::abort();
-}
+[[noreturn]] void CheckFailed(const char* file, int line, const char* expression);
 
 }  // namespace talweg::internal
 

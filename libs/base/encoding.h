@@ -17,10 +17,12 @@ namespace talweg {
 // Values are part of the wire, of shared memory and of the C ABI.
 enum class Encoding : uint8_t {
   kPlain = 0,  // As they lie in memory.
-  kRuns = 1,   // Words that repeat are sent once: for tensors that are mostly zeros.
+  kRuns = 1,   // Words that repeat are sent once: for tensors with long runs of equal numbers.
   kTwice = 2,  // Twice, the second time inverted: damage is noticed.
   kBf16 = 3,   // Rounded to bfloat16: half the bytes.
   kInt8 = 4,   // Rounded at random to 8 bits, in blocks with a scale each: a quarter of the bytes.
+  kGaps = 5,   // Words that are not 0, and where they are: for tensors that are mostly zeros.
+  kFew = 6,    // Up to 256 distinct words once, and which of them each is. More: as int8.
 };
 
 struct EncodingRow {
@@ -33,12 +35,14 @@ struct EncodingRow {
   bool rounds = false;
 };
 
-inline constexpr std::array<EncodingRow, 5> kEncodings = {{
+inline constexpr std::array<EncodingRow, 7> kEncodings = {{
     {"plain", kCacheLineBytes},
     {"runs", kCacheLineBytes},
     {"twice", 2 * kCacheLineBytes},
     {"bf16", kCacheLineBytes, /*rounds=*/true},
     {"int8", kCacheLineBytes, /*rounds=*/true},
+    {"gaps", kCacheLineBytes},
+    {"few", kCacheLineBytes, /*rounds=*/true},
 }};
 static_assert(std::all_of(kEncodings.begin(), kEncodings.end(), [](const EncodingRow& row) {
   return row.line_bytes_max >= kCacheLineBytes && row.line_bytes_max % kCacheLineBytes == 0;

@@ -106,6 +106,9 @@ TEST_CASE("config: flags have several spellings", "[config]") {
   CHECK(LoadAggregatorConfig({"--results-by-priority"}, {}).value().results_by_priority);
   CHECK(LoadAgentConfig({"--encoding=int8"}, {}).value().encoding == Encoding::kInt8);
   CHECK(LoadAgentConfig({}, {{"TALWEG_ENCODING", "bf16"}}).value().encoding == Encoding::kBf16);
+  CHECK(LoadAgentConfig({"--encoding=gaps"}, {}).value().encoding == Encoding::kGaps);
+  CHECK(LoadAgentConfig({"--encoding=few"}, {}).value().encoding == Encoding::kFew);
+  CHECK_FALSE(LoadAgentConfig({"--encoding=twice"}, {}).ok());
   CHECK(LoadAgentConfig({"--dealing=weighted:7"}, {}).value().dealing ==
         Dealing{.rule = DealingRule::kWeighted, .constant = 7});
   CHECK_FALSE(LoadAgentConfig({"--job="}, {}).ok());

@@ -247,8 +247,9 @@ std::vector<Option<AgentConfig>> AgentOptions() {
       Make<C>(
           "encoding", &C::encoding, EncodingChoice{},
           "How sums and averages of f32 travel between nodes: rounded to bf16, half the bytes, "
-          "or to int8, a quarter (docs/arithmetic.md). The same at all agents of a job. Tensors "
-          "on GPUs then go through host memory."),
+          "or to int8, a quarter; as gaps, exactly and without the zeros; as few, which is for "
+          "few distinct numbers, and otherwise int8 (docs/arithmetic.md). The same at all agents "
+          "of a job. Tensors on GPUs then go through host memory."),
       Make<C>("encoding_bytes_min", &C::encoding_bytes_min, Bytes{0, 16 * kGiB},
               "A tensor with fewer bytes travels plain, whatever encoding says. The same at all "
               "agents of a job."),

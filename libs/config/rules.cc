@@ -149,7 +149,8 @@ std::string LossPolicyChoice::Format(LossPolicy value) const {
 }
 
 std::string EncodingChoice::Parse(const std::string& text, Encoding& value) const {
-  for (const Encoding each : {Encoding::kPlain, Encoding::kBf16, Encoding::kInt8}) {
+  for (const Encoding each :
+       {Encoding::kPlain, Encoding::kBf16, Encoding::kInt8, Encoding::kGaps, Encoding::kFew}) {
     if (text != EncodingName(each)) continue;
     value = each;
     return "";

@@ -56,7 +56,7 @@ struct LossPolicyChoice {
 
 struct EncodingChoice {
   static constexpr char type[] = "choice";
-  std::string Allowed() const { return "plain, bf16, int8"; }
+  std::string Allowed() const { return "plain, bf16, int8, gaps, few"; }
   std::string Parse(const std::string& text, Encoding& value) const;
   std::string Format(Encoding value) const { return std::string(EncodingName(value)); }
 };

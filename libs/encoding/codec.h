@@ -23,6 +23,18 @@
 //           magnitude as the norm). A block of zeros has the scale 0, and no bytes. A block whose
 //           greatest magnitude is under 2^-100, or 2^127 and more, or not finite has the scale NaN,
 //           and its bytes as they are. The bytes of the slice, if that is not shorter.
+//   gaps    the bytes if nothing is shorter, else how many words are not 0, these words, their
+//           places, and up to 3 bytes that are left. The places are a gap for each of these words:
+//           how many words are 0 since the one before. A gap g < 192 is the byte g. One < 16320 is
+//           the bytes 192 + (g - 192) / 256 and (g - 192) % 256. Others are the byte 255, and g in
+//           4 bytes. If gaps take no less, the places are a bit for each word of the slice: bit
+//           i % 8 of byte i / 8 says whether word i is not 0. The length says which of the two.
+//   few     for up to 256 distinct words: the bytes if nothing is shorter, else one word that is
+//           2^31 and how many they are, then for each number which of them it is, then these words
+//           in the order in which they first appear. Which it is takes the least number of bits
+//           that can say so, none for one word. Bits follow each other from the low bit of the
+//           first byte on, and the last byte is filled with zeros. For more distinct words: int8.
+//           Its first word is a scale, and so less than 2^31.
 //
 // All numbers are little-endian. Nothing takes nothing in each of them.
 namespace talweg::encoding {

@@ -2,8 +2,6 @@
 #ifndef TALWEG_LIBS_MEMBERSHIP_QUIESCE_FOLLOWER_H_
 #define TALWEG_LIBS_MEMBERSHIP_QUIESCE_FOLLOWER_H_
 
-#include <utility>
-
 #include "libs/membership/scheduler_core.h"
 
 namespace talweg::membership {
@@ -20,26 +18,13 @@ class QuiesceFollower {
   // Call it before the view is passed on. Returns the quiesce that is over; 0: none. If the view is
   // the one that this member has, the member may go on. A newer view ends the quiesce itself: it
   // admits joiners, for whom the member has promised to have nothing open.
-  QuiesceId OnView(bool is_newer) {
-    const QuiesceId known = followed_;
-    const bool is_over = known != QuiesceId{0} && attached_ == QuiesceId{0};
-    if (is_newer || is_over) followed_ = QuiesceId{0};
-    const bool goes_on = is_over && !is_newer;
-    return goes_on ? known : QuiesceId{0};
-  }
+  QuiesceId OnView(bool is_newer);
 
   // Returns whether the member has not been told of this quiesce yet.
-  bool OnQuiesce(QuiesceId id) {
-    attached_ = id;
-    return std::exchange(followed_, id) != id;
-  }
+  bool OnQuiesce(QuiesceId id);
 
   // Returns whether this is the quiesce that the member is in.
-  bool OnCancelled(QuiesceId id) {
-    if (id != followed_) return false;
-    followed_ = QuiesceId{0};
-    return true;
-  }
+  bool OnCancelled(QuiesceId id);
 
  private:
   QuiesceId followed_;  // The quiesce that the member was told of and that is not over; 0: none.

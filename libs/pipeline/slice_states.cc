@@ -35,6 +35,8 @@ bool SliceStates::IsAnswered(size_t slice) const {
   return false;
 }
 
+bool SliceStates::AreOver() const { return done_count_ + exempt_count_ == states_.size(); }
+
 void SliceStates::CheckInvariants() const {
   const auto done = std::count(begin(), end(), SliceState::kDone);
   TALWEG_CHECK(done_count_ == static_cast<uint32_t>(done));

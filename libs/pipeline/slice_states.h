@@ -78,7 +78,7 @@ class SliceStates {
   // Whether the slice waits for nothing more from its owner.
   bool IsAnswered(size_t slice) const;
   // Whether each slice is kDone or kExempt.
-  bool AreOver() const { return done_count_ + exempt_count_ == states_.size(); }
+  bool AreOver() const;
   // CHECKs the counts.
   void CheckInvariants() const;
 

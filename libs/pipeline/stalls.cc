@@ -44,6 +44,8 @@ void Stalls::OnTick(int64_t now_ns, Effects& out) {
 }
 
 std::string Stalls::WhomItWaitsFor(const AgentTensor& tensor, Round round) const {
+  // What its ranks have pushed is forgotten, and their error is on its way to them.
+  if (tensor.failed_status != Status::kOk) return "";
   std::vector<std::string> who;
   if (round == tensor.open_round() && !tensor.contributed()) {
     for (const LocalRank rank : tensor.MissingRanks()) who.push_back(ranks_->Text(rank));

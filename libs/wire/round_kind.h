@@ -37,9 +37,7 @@ constexpr Mode ModeOf(RoundKind kind) { return Copies(kind) ? Mode::kCopy : Mode
 
 // How the slices of such a round travel. A Finish travels plain: its source holds the decoded
 // result, and to encode that again could give other bytes.
-constexpr Encoding EncodingOf(RoundKind kind, const Collective& collective) {
-  return kind == RoundKind::kFinish ? Encoding::kPlain : collective.encoding;
-}
+Encoding EncodingOf(RoundKind kind, const Collective& collective);
 
 }  // namespace talweg::wire
 

@@ -2,10 +2,7 @@
 #ifndef TALWEG_SERVICES_AGGREGATOR_CREDIT_METER_H_
 #define TALWEG_SERVICES_AGGREGATOR_CREDIT_METER_H_
 
-#include <algorithm>
 #include <cstdint>
-
-#include "libs/wire/frames.h"
 
 namespace talweg::aggregator {
 
@@ -19,21 +16,9 @@ class CreditMeter {
   static constexpr int64_t kPeriodNs = 1'000'000;
 
   // `bytes` of contributions have come.
-  void OnReceived(uint64_t bytes, int64_t now_ns) {
-    bytes_ += bytes;
-    const int64_t elapsed_ns = now_ns - since_ns_;
-    if (elapsed_ns < kPeriodNs) return;
-    bytes_in_period_ =
-        static_cast<uint64_t>(static_cast<double>(bytes_) * static_cast<double>(kPeriodNs) /
-                              static_cast<double>(elapsed_ns));
-    bytes_ = 0;
-    since_ns_ = now_ns;
-  }
+  void OnReceived(uint64_t bytes, int64_t now_ns);
 
-  uint64_t KeptBytes(uint64_t credit_bytes) const {
-    if (credit_bytes <= wire::kSmallCreditBytes) return 0;
-    return std::max(std::min(bytes_in_period_, credit_bytes / kPartMax), wire::kKeptCreditBytes);
-  }
+  uint64_t KeptBytes(uint64_t credit_bytes) const;
 
  private:
   uint64_t bytes_ = 0;

@@ -93,6 +93,8 @@ inline constexpr const char* kCoverage[] = {
     "a round encoded as twice",
     "a round encoded as bf16",
     "a round encoded as int8",
+    "a round encoded as gaps",
+    "a round encoded as few",
     "decision: finish, of a round that travelled encoded",
     "a part is shorter than declared",
     "a part of no bytes",

@@ -60,6 +60,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     // A round is said to wait for nodes that an owner named under an older view.
     {Kind::kHasty, 5'360'020'377},
     {Kind::kHasty, 5'360'020'563},
+    // A round is said to wait for ranks who have pushed it, after its root was lost.
+    {Kind::kHasty, 5'360'470'695},
 };
 
 }  // namespace talweg::sim

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies every deliberate bug of mutations.txt to copies of the cores' sources, behind switches.
+"""Plants every deliberate bug of mutations.txt in copies of the sources it names, behind switches.
 
-A bug is a place in a source, quoted with what stands around it:
+A bug is a place in a .cc file, quoted with what stands around it:
 
     libs/aggregation/slice_round.cc:
         if ([[[part.here ==> false]]])
@@ -31,8 +31,6 @@ KINDS = (
     "handshake",
     "link",
 )
-# Not a bug: replaced in every copy, without a switch.
-ALWAYS = "always"
 # How many lives come before one breaks, at most, unless the list says otherwise.
 SEEDS = 4000
 _MARK = re.compile(r"\[\[\[(.*?)==>(.*?)\]\]\]", re.DOTALL)
@@ -87,7 +85,7 @@ def read_list(text):
         else:
             raise ListError(f"{where}: neither a key, nor a path with ':', nor indented: {line}")
     for mutation in mutations:
-        if mutation.kind not in (*KINDS, ALWAYS):
+        if mutation.kind not in KINDS:
             raise ListError(f"{mutation.name}: its kind '{mutation.kind}' is none of {KINDS}")
         if not mutation.breaks or not mutation.places:
             raise ListError(f"{mutation.name}: says not what it breaks, or where it is")
@@ -122,9 +120,7 @@ def _edit(mutation, place, source):
         )
     begin, end = found[0].span(1)
     switch = f"TALWEG_MUTANT({mutation.name})"
-    if mutation.kind == ALWAYS:
-        text = mutated.strip()
-    elif not original.strip():
+    if not original.strip():
         text = f" if ({switch}) {{ {mutated.strip()} }} "
     else:
         text = f"({switch} ? ({mutated.strip()}) : ({source[begin:end]}))"
@@ -132,25 +128,28 @@ def _edit(mutation, place, source):
 
 
 def apply(mutations, sources):
-    """The mutated text of each of `sources` (path to text). Raises ListError with all that is wrong."""
-    edits: dict[str, list[tuple[int, int, str]]] = {path: [] for path in sources}
+    """Returns the copies, path to text, of those of `sources` (path to text) that get a bug.
+
+    Raises ListError with all that is wrong.
+    """
+    edits: dict[str, list[tuple[int, int, str]]] = {}
     problems = []
-    switched = set()
     for mutation in mutations:
         for place in mutation.places:
             if place.source not in sources:
-                problems.append(f"{mutation.name}: there is no core source {place.source}")
+                problems.append(f"{mutation.name}: there is no such .cc file: {place.source}")
                 continue
             try:
-                edits[place.source].append(_edit(mutation, place, sources[place.source]))
+                edit = _edit(mutation, place, sources[place.source])
             except ListError as error:
                 problems.append(str(error))
-            if mutation.kind != ALWAYS:
-                switched.add(place.source)
+            else:
+                edits.setdefault(place.source, []).append(edit)
     if problems:
         raise ListError("\n".join(problems))
     mutated = {}
-    for path, text in sources.items():
+    for path in edits:
+        text = sources[path]
         end_of_last = len(text)
         for begin, end, new in sorted(edits[path], reverse=True):
             if end > end_of_last:
@@ -158,9 +157,7 @@ def apply(mutations, sources):
             text = text[:begin] + new + text[end:]
             end_of_last = begin
         # On the first line, a comment, so that the other lines keep their numbers.
-        if path in switched:
-            text = '#include "tests/sim/mutation.h"  ' + text
-        mutated[path] = text
+        mutated[path] = '#include "tests/sim/mutation.h"  ' + text
     return mutated
 
 
@@ -169,25 +166,24 @@ def table(mutations):
     return "".join(
         f'{{"{m.name}", "{m.breaks}", Kind::k{m.kind.capitalize()}, {m.seeds}}},\n'
         for m in mutations
-        if m.kind != ALWAYS
     )
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
     parser.add_argument("--list", type=pathlib.Path, required=True)
     parser.add_argument("--table", type=pathlib.Path, required=True)
-    parser.add_argument("--source", action="append", default=[], metavar="PATH=FILE=COPY")
+    parser.add_argument("--source", action="append", default=[], metavar="PATH=COPY")
     arguments = parser.parse_args()
-    files = [source.split("=") for source in arguments.source]
+    files = dict(source.split("=") for source in arguments.source)
     try:
         mutations = read_list(arguments.list.read_text(encoding="utf-8"))
-        sources = {path: pathlib.Path(file).read_text(encoding="utf-8") for path, file, _ in files}
+        sources = {path: pathlib.Path(path).read_text(encoding="utf-8") for path in files}
         mutated = apply(mutations, sources)
     except ListError as error:
         sys.exit(f"the deliberate bugs of {arguments.list} cannot be planted:\n{error}")
-    for path, _, copy in files:
-        pathlib.Path(copy).write_text(mutated[path], encoding="utf-8")
+    for path, copy in files.items():
+        pathlib.Path(copy).write_text(mutated.get(path, ""), encoding="utf-8")
     arguments.table.write_text(table(mutations), encoding="utf-8")
 
 

@@ -39,19 +39,13 @@ class MutateTest(unittest.TestCase):
         first, rest = copies["libs/job.cc"].split("\n", 1)
         self.assertEqual(first, '#include "tests/sim/mutation.h"  // A comment.')
         self.assertEqual(rest.count("\n") + 1, SOURCE.count("\n"))
-        self.assertEqual(copies["libs/other.cc"], "int x;\n")
+        self.assertEqual(list(copies), ["libs/job.cc"], "a source without a bug needs no copy")
 
     def test_a_bug_may_be_a_statement_more(self):
         copy = planted("[[[ ==> ++lost_;]]] Leave(credit);")["libs/job.cc"]
         self.assertIn(
             "if (TALWEG_MUTANT(a_bug)) { ++lost_; } Leave(credit);", " ".join(copy.split())
         )
-
-    def test_what_is_always_replaced_has_no_switch(self):
-        copy = planted("[[[Leave(credit); ==> Throw();]]]", "always")["libs/job.cc"]
-        self.assertIn("  Throw();\n", copy)
-        self.assertNotIn("TALWEG_MUTANT", copy)
-        self.assertNotIn("#include", copy)
 
     def test_what_no_longer_applies_is_named(self):
         for quotation, count in (("[[[credit > 1 ==> true]]]", 0), ("[[[credit ==> 0]]]", 3)):
@@ -68,7 +62,7 @@ class MutateTest(unittest.TestCase):
         with self.assertRaises(mutate.ListError) as caught:
             mutate.apply(mutations, {"libs/job.cc": SOURCE})
         self.assertIn("a_bug: no longer applies", str(caught.exception))
-        self.assertIn("other: there is no core source libs/gone.cc", str(caught.exception))
+        self.assertIn("other: there is no such .cc file: libs/gone.cc", str(caught.exception))
 
     def test_bugs_may_not_overlap(self):
         mutations = one("[[[credit > 0 ==> true]]]")
@@ -93,7 +87,7 @@ class MutateTest(unittest.TestCase):
 
     def test_rows_of_the_table(self):
         self.assertEqual(
-            mutate.table(one("[[[a ==> b]]]", "silent") + one("[[[a ==> b]]]", "always")),
+            mutate.table(one("[[[a ==> b]]]", "silent")),
             '{"a_bug", "a rule", Kind::kSilent, 4000},\n',
         )
 
@@ -101,20 +95,32 @@ class MutateTest(unittest.TestCase):
         text = one("[[[a ==> b]]]", "usual", extra="seeds: 9000\n")
         self.assertIn("Kind::kUsual, 9000}", mutate.table(text))
 
+    def plant(self, root, quotation):
+        (root / "job.cc").write_text(SOURCE)
+        (root / "other.cc").write_text("int x;\n")
+        (root / "list.txt").write_text(
+            f"== a_bug\nkind: usual\nbreaks: x\njob.cc:\n    {quotation}\n"
+        )
+        program = [sys.executable, mutate.__file__, "--list=list.txt", "--table=table.inc"]
+        program += ["--source=job.cc=job_copy.cc", "--source=other.cc=other_copy.cc"]
+        return subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
+
+    def test_the_copy_of_a_source_without_a_bug_is_empty(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            result = self.plant(root, "[[[credit > 0 ==> true]]]")
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            self.assertIn("TALWEG_MUTANT", (root / "job_copy.cc").read_text())
+            self.assertEqual((root / "other_copy.cc").read_text(), "")
+            self.assertIn("a_bug", (root / "table.inc").read_text())
+
     def test_the_build_ends_with_the_name(self):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            (root / "job.cc").write_text(SOURCE)
-            (root / "list.txt").write_text(
-                "== a_bug\nkind: usual\nbreaks: x\nlibs/job.cc:\n    [[[gone() ==> true]]]\n"
-            )
-            program = [sys.executable, mutate.__file__, f"--list={root / 'list.txt'}"]
-            program += [f"--table={root / 'table.inc'}"]
-            program += [f"--source=libs/job.cc={root / 'job.cc'}={root / 'copy.cc'}"]
-            result = subprocess.run(program, capture_output=True, text=True, check=False)
+            result = self.plant(root, "[[[gone() ==> true]]]")
             self.assertEqual(result.returncode, 1)
-            self.assertIn("a_bug: no longer applies: libs/job.cc", result.stderr)
-            self.assertFalse((root / "copy.cc").exists())
+            self.assertIn("a_bug: no longer applies: job.cc", result.stderr)
+            self.assertFalse((root / "job_copy.cc").exists())
 
 
 if __name__ == "__main__":

@@ -56,11 +56,12 @@ TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
       violation = Live(mutation.kind, seed++, false).violation;
     CAPTURE(mutation.name, mutation.breaks);
     CHECK(!violation.empty());
+    TurnOnMutation("");
+    CHECK(Live(mutation.kind, seed - 1, false).violation == "");  // It is the bug that breaks it.
     std::printf("%5llu seeds (%s)  %-30s %s\n             result: %.120s\n",
                 static_cast<unsigned long long>(seed), KindName(mutation.kind), mutation.name,
                 mutation.breaks, violation.empty() ? "NOT FOUND" : violation.c_str());
   }
-  TurnOnMutation("");
 }
 
 TEST_CASE("Lives reach every deliberate bug that the list plants", "[sim]") {

@@ -32,11 +32,12 @@ void CheckThatLivesFind(const Bugs& bugs, const Live& live) {
     while (seed < bug.seeds_max && violation.empty()) violation = live(seed++);
     CAPTURE(bug.name, bug.breaks);
     CHECK(!violation.empty());
+    TurnOnMutation("");
+    CHECK(live(seed - 1) == "");  // It is the bug that breaks the life.
     std::printf("%5llu seeds  %-24s %s\n             result: %s\n",
                 static_cast<unsigned long long>(seed), bug.name, bug.breaks,
                 violation.empty() ? "NOT FOUND" : violation.c_str());
   }
-  TurnOnMutation("");
 }
 
 template <typename Bugs, typename Live>

@@ -29,8 +29,23 @@ void StoreCell(std::byte* at, uint64_t cell) { std::memcpy(at, &cell, sizeof cel
 
 constexpr size_t kRunCells = 2;  // The first cell, and the distance to the next.
 
-bool IsRuns(Encoding encoding) { return encoding == Encoding::kRuns || Rounds(encoding); }
-uint64_t Inverts(Encoding encoding) { return Rounds(encoding) ? ~uint64_t{0} : 0; }
+// Every encoding gives cells back as they were. Each has a pattern with which its cells travel, so
+// that cells that no decoder has seen, or that of another encoding, are wrong.
+bool IsRuns(Encoding encoding) {
+  return encoding == Encoding::kRuns || encoding == Encoding::kGaps || Rounds(encoding);
+}
+uint64_t PatternOf(Encoding encoding) {
+  switch (encoding) {
+    case Encoding::kPlain:
+    case Encoding::kRuns:
+    case Encoding::kTwice: return 0;
+    case Encoding::kBf16: return 0xb16b16b16b16b16b;
+    case Encoding::kInt8: return 0x1818181818181818;
+    case Encoding::kGaps: return 0x6a6a6a6a6a6a6a6a;
+    case Encoding::kFew: return 0xfefefefefefefefe;
+  }
+  throw Violation{"an encoding that does not exist"};
+}
 
 }  // namespace
 
@@ -74,7 +89,7 @@ size_t CellCodec::Encode(Encoding encoding, uint64_t /*seed*/, std::span<const s
     }
   }
   for (size_t i = 0; i < cells.size(); ++i) {
-    StoreCell(out.data() + i * kCellBytes, cells[i] ^ Inverts(encoding));
+    StoreCell(out.data() + i * kCellBytes, cells[i] ^ PatternOf(encoding));
   }
   return bytes;
 }
@@ -83,7 +98,7 @@ bool CellCodec::Decode(Encoding encoding, std::span<const std::byte> encoded,
                        std::span<std::byte> plain) const {
   const size_t count = CellCount(plain.size());
   const auto cell = [&](size_t place) {
-    return LoadCell(encoded.data() + place * kCellBytes) ^ Inverts(encoding);
+    return LoadCell(encoded.data() + place * kCellBytes) ^ PatternOf(encoding);
   };
   const auto fill = [&](const auto& cell_of) {
     for (size_t i = 0; i < count; ++i) StoreCell(plain.data() + i * kCellBytes, cell_of(i));

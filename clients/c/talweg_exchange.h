@@ -135,7 +135,7 @@ typedef struct {
 /* Compresses `count` numbers in place. `error` and `momentum`, if they are not NULL, have as many
  * numbers, which begin as zeros: what was taken away so far, and Nesterov's momentum. A number that
  * is not finite stays as it is, and leaves a 0 in both. No array overlaps another.
- * (Since version 1.7.) */
+ * (Since version 1.8.) */
 TALWEG_API talweg_status talweg_compress(const talweg_compression* compression, float* values,
                                          float* error, float* momentum, uint64_t count);
 

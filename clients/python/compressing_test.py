@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import talweg
+import talweg.byteps.torch as bps
+import talweg.horovod.torch as hvd
 import talweg.torch as tw
 import torch
 from talweg._declaration import Declaration, DType, Encoding, Op
@@ -235,6 +237,25 @@ class OptimizerTest(unittest.TestCase):
         nn.init.zeros_(model.weight)
         moved = self._step(model, optimizer, torch.full((2, 3), 2.0))
         self.assertTrue(moved.isfinite().all())
+
+    def test_optimizers_of_other_systems(self) -> None:
+        hvd.init()
+        gradient = torch.tensor([[1.0, 0, 0], [0, 3, 2]])
+        for make in (bps.DistributedOptimizer, hvd.DistributedOptimizer):
+            model = nn.Linear(3, 2, bias=False)
+            nn.init.zeros_(model.weight)
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+            optimizer = make(inner, model.named_parameters(), compression=TopK(1, bytes_min=0))
+            self.assertEqual(self._step(model, optimizer, gradient).tolist(), [[0] * 3, [0, 3, 0]])
+            self.assertEqual(self._step(model, optimizer, gradient).tolist(), [[0] * 3, [0, 0, 4]])
+
+    def test_sums_are_not_compressed(self) -> None:
+        hvd.init()
+        model = nn.Linear(3, 2)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with self.assertRaises(InvalidArgument) as raised:
+            hvd.DistributedOptimizer(inner, compression=TopK(1), op=hvd.Sum)
+        self.assertIn("averages of all ranks", str(raised.exception))
 
     def test_what_is_no_compressor_is_refused(self) -> None:
         for wrong in ("topk", TopK):

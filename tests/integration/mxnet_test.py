@@ -24,6 +24,11 @@ class MxnetTest(unittest.TestCase):
         output = job.run(job.command("mxnet_byteps.py", nodes=2, ranks=2), env=_THREADS)
         self.assertIn("rank 3 of 4, local 1 of 2", output)
 
+    def test_compression_of_byteps(self) -> None:
+        for nodes, ranks in ((1, 1), (2, 2)):
+            line = job.command("mxnet_compression.py", nodes=nodes, ranks=ranks)
+            job.run(line, env=_THREADS)
+
     def test_alone(self) -> None:
         """Runs one rank, also with the engine that runs one operation after another."""
         for program in ("mxnet_horovod.py", "mxnet_byteps.py"):

@@ -63,8 +63,8 @@ class Encoding(IntEnum):
 
     PLAIN = 0
     RUNS = 1
-    MOSTLY_ZEROS = 1  # The best one for tensors of which most numbers are zeros.
-    FEW_VALUES = 0  # The best one for tensors that have few different numbers.
+    GAPS = 5  # For tensors that are mostly zeros.
+    FEW = 6  # For tensors that have few different numbers.
 
 
 def op_of(value: Any) -> Op:

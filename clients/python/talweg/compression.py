@@ -65,7 +65,7 @@ class TopK(Compression):
     of fewer than `bytes_min` bytes are sent as they are.
     """
 
-    encoding: ClassVar[Encoding] = Encoding.MOSTLY_ZEROS
+    encoding: ClassVar[Encoding] = Encoding.GAPS
     k: float
     error_feedback: bool = True
     bytes_min: int = BYTES_MIN
@@ -83,7 +83,7 @@ class RandomK(Compression):
     Its arguments mean what TopK's do. `seed` and the step decide the places.
     """
 
-    encoding: ClassVar[Encoding] = Encoding.MOSTLY_ZEROS
+    encoding: ClassVar[Encoding] = Encoding.GAPS
     k: float
     seed: int = 0
     error_feedback: bool = True
@@ -103,7 +103,7 @@ class OneBit(Compression):
     The other arguments mean what TopK's do.
     """
 
-    encoding: ClassVar[Encoding] = Encoding.FEW_VALUES
+    encoding: ClassVar[Encoding] = Encoding.FEW
     scaling: bool = True
     error_feedback: bool = True
     bytes_min: int = BYTES_MIN
@@ -123,7 +123,7 @@ class Dithering(Compression):
     alike. The other arguments mean what TopK's do.
     """
 
-    encoding: ClassVar[Encoding] = Encoding.FEW_VALUES
+    encoding: ClassVar[Encoding] = Encoding.FEW
     k: int
     levels: str = "linear"
     norm: str = "max"

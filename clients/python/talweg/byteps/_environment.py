@@ -153,8 +153,9 @@ _DATA = [
         "BYTEPS_MIN_COMPRESS_BYTES",
         number(0, _MANY),
         "65536",
-        "A smaller tensor travels plain (encoding_bytes_min) where TALWEG_ENCODING rounds what travels. "
-        "Compression.fp16 casts every tensor.",
+        "A smaller tensor is not compressed by compression_params, and travels plain "
+        "(encoding_bytes_min) where TALWEG_ENCODING rounds what travels. Compression.fp16 casts every "
+        "tensor.",
     ),
     _honoured(
         "BYTEPS_FORCE_DISTRIBUTED",

@@ -13,7 +13,7 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter
 from talweg import _client
 from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.rounds import Reduction
-from talweg._declaration import Op
+from talweg._declaration import Encoding, Op
 
 
 def broadcast_all(tensors: list[tuple[str, mx.nd.NDArray]], root_rank: int) -> None:
@@ -22,7 +22,8 @@ def broadcast_all(tensors: list[tuple[str, mx.nd.NDArray]], root_rank: int) -> N
         return
     reduction = Reduction(Op.BROADCAST, root_rank=root_rank)
     operation = "broadcast_parameters"
-    rounds.declare_all([(name, tensor, 0) for name, tensor in tensors], reduction, operation)
+    declared = [(name, tensor, 0, Encoding.PLAIN) for name, tensor in tensors]
+    rounds.declare_all(declared, reduction, operation)
     for name, tensor in tensors:
         rounds.start(tensor, reduction, name, 0, operation)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._compat.mxnet import engine
 from talweg._compat.mxnet.engine import Completion
-from talweg._declaration import Declaration, DType, Op, numpy_dtype
+from talweg._declaration import Declaration, DType, Encoding, Op, numpy_dtype
 from talweg.errors import InvalidArgument, WrongType
 
 # How long closing waits for the engine's operations before it closes all the same.
@@ -45,6 +45,19 @@ class Reduction:
     @property
     def operation(self) -> str:
         return "broadcast" if self.op is Op.BROADCAST else "push_pull"
+
+
+@dataclass(frozen=True)
+class Travel:
+    """How an array travels."""
+
+    encoding: Encoding = Encoding.PLAIN
+    # Called with the address of the array's elements when they are complete, before they leave. It
+    # may change them.
+    prepare: Callable[[int], None] | None = None
+
+
+AS_IT_IS = Travel()
 
 
 class Rounds:
@@ -132,6 +145,7 @@ class _Round:
     group: Group
     reduction: Reduction
     priority: int
+    travel: Travel = AS_IT_IS
     array: Any = None
 
     def start(self, array: mx.nd.NDArray) -> None:
@@ -142,6 +156,8 @@ class _Round:
 
     def _begin(self, completion: Completion) -> None:
         client, address = self.rounds.client, engine.address_of(self.array)
+        if self.travel.prepare is not None:
+            self.travel.prepare(address)
         brought = rounds.Brought(
             self.declaration,
             address,
@@ -189,7 +205,7 @@ def divide(sums: np.ndarray, size: int) -> None:
 
 
 def _declaration(
-    tensor: mx.nd.NDArray, dtype: DType, reduction: Reduction, operation: str
+    tensor: mx.nd.NDArray, dtype: DType, reduction: Reduction, operation: str, encoding: Encoding
 ) -> tuple[Declaration, Group]:
     client = _client.current()
     group = Group(client, reduction.members, operation)
@@ -200,16 +216,20 @@ def _declaration(
         op = Op.SUM
     reduction.factors.require(dtype, operation)
     shape = tuple(tensor.shape)
-    return Declaration(dtype, tensor.size, op, reduction.root_rank, group.listed, shape), group
+    of = (dtype, tensor.size, op, reduction.root_rank, group.listed, shape)
+    return Declaration(*of, encoding=encoding), group
 
 
 def declare_all(
-    tensors: Iterable[tuple[str, mx.nd.NDArray, int]], reduction: Reduction, operation: str
+    tensors: Iterable[tuple[str, mx.nd.NDArray, int, Encoding]],
+    reduction: Reduction,
+    operation: str,
 ) -> None:
-    """Agrees on many (name, tensor, priority) in one exchange. One by one, many take seconds."""
+    """Agrees on many (name, tensor, priority, encoding) at once. One by one, many take seconds."""
     declarations = []
-    for name, tensor, priority in tensors:
-        declaration, group = _declaration(tensor, check(tensor, operation), reduction, operation)
+    for name, tensor, priority, encoding in tensors:
+        dtype = check(tensor, operation)
+        declaration, group = _declaration(tensor, dtype, reduction, operation, encoding)
         declarations.append((name + group.suffix, declaration, priority))
     _client.current().tensors.settle(declarations)
 
@@ -230,6 +250,7 @@ def start(
     priority: int,
     operation: str,
     is_fresh: bool = False,
+    travel: Travel = AS_IT_IS,
 ) -> None:
     """Starts a round of `tensor`, in place. Reading the tensor waits for the result.
 
@@ -239,7 +260,7 @@ def start(
     """
     dtype = check(tensor, operation)
     own = current()
-    declaration, group = _declaration(tensor, dtype, reduction, operation)
+    declaration, group = _declaration(tensor, dtype, reduction, operation, travel.encoding)
     if tensor.size == 0:
         return
     declaration.require(operation if name is None else f"tensor '{name}'")
@@ -250,7 +271,7 @@ def start(
     else:
         turn = name + group.suffix
         _settle(client, turn, declaration, priority)
-    round_ = _Round(own, name, turn, declaration, group, reduction, priority)
+    round_ = _Round(own, name, turn, declaration, group, reduction, priority, travel)
     if _is_on_host(tensor) and (is_fresh or not _may_be_in_own_layout(tensor)):
         round_.start(tensor)
         return

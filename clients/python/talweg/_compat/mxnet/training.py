@@ -13,7 +13,7 @@ from talweg._call_site import warn
 from talweg._client import Client
 from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.compression import NoneCompressor
-from talweg._compat.mxnet.rounds import Reduction
+from talweg._compat.mxnet.rounds import AS_IT_IS, Reduction, Travel
 from talweg.errors import InvalidArgument
 
 
@@ -48,18 +48,27 @@ class Gradients:
         if reduction is None:
             return
         new = [place for place, index in enumerate(indices) if index not in self._declared]
-        pushed = [self._compression.compress(gradient) for gradient in gradients]
+        travels = [self._travel_of(*pair) for pair in zip(indices, gradients)]
+        pushed = [
+            (gradient, None) if travel.prepare else self._compression.compress(gradient)
+            for gradient, travel in zip(gradients, travels)
+        ]
         if new:
             rounds.declare_all(
                 [
-                    (self._name_of(indices[i]), pushed[i][0], self._priority(indices[i]))
+                    (
+                        self._name_of(indices[i]),
+                        pushed[i][0],
+                        self._priority(indices[i]),
+                        travels[i].encoding,
+                    )
                     for i in new
                 ],
                 reduction,
                 "gradients",
             )
             self._declared.update(indices[place] for place in new)
-        for index, gradient, (tensor, context) in zip(indices, gradients, pushed):
+        for index, gradient, (tensor, context), travel in zip(indices, gradients, pushed, travels):
             rounds.start(
                 tensor,
                 reduction,
@@ -67,9 +76,13 @@ class Gradients:
                 self._priority(index),
                 "gradients",
                 is_fresh=True,
+                travel=travel,
             )
             if tensor is not gradient:
                 gradient[:] = self._compression.decompress(tensor, context)
+
+    def _travel_of(self, index: Any, gradient: mx.nd.NDArray) -> Travel:
+        return AS_IT_IS
 
     def _priority(self, index: Any) -> int:
         return -index if isinstance(index, int) else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from talweg._collectives.scaling import Factors
 from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
 from talweg._exchange.adapter import Tensor
+from talweg._exchange.compressing import Compressing
+from talweg.compression import Compression
 from talweg.errors import InvalidArgument
 from talweg.torch import _sparse, _tensors
 from talweg.torch._averager import GradientAverager
@@ -27,7 +29,7 @@ class Choices:
     """How gradients are combined."""
 
     op: Op = Op.AVERAGE
-    compression: Any = NoneCompressor
+    compression: Any = NoneCompressor  # Or a value of talweg.compression, for usual choices.
     prescale: float = 1.0  # The factor before the sum.
     postscale: float = 1.0  # The factor after the sum.
     sparse_as_dense: bool = False  # Sparse gradients are pushed as dense ones.
@@ -58,13 +60,24 @@ class ChosenAverager(GradientAverager):
         """`before_backward` is called at a pass's first gradient: True if `.grad` is averaged. A
         method is called as long as its object lives, which may hold the optimizer.
         """
+        compressing = None
+        if isinstance(choices.compression, Compression):
+            compressing = Compressing(choices.compression)
+            choices = replace(choices, compression=NoneCompressor)
+            if not choices.are_usual:
+                raise InvalidArgument(
+                    f"compression={compressing.compression} is for averages of all ranks: leave out "
+                    "the operation, factors and the process set, or the compression"
+                )
         self._choices = choices
         self._before_backward = Calls()
         if before_backward is not None:
             self._before_backward.add(before_backward)
         # The sparse dimensions of each gradient that was pushed as a dense one, by its index.
         self._sparse: dict[int, int] = {}
-        super().__init__(named_parameters, passes, name, waits, choices.members)
+        super().__init__(
+            named_parameters, passes, name, waits, choices.members, compressing=compressing
+        )
         averagers.add(self)
 
     def watch_pass(self) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from typing import Any
 
 import mxnet as mx
@@ -17,15 +19,20 @@ from talweg._compat.mxnet.rounds import Reduction
 from talweg._compat.mxnet.training import GluonTrainer, Gradients, WrappedOptimizer, unwrapped
 from talweg._declaration import Op
 from talweg._elastic.membership import membership_of
-from talweg.errors import Unsupported
+from talweg.byteps._codecs import Codec, codec_of
+from talweg.byteps.mxnet._compressed import CompressedGradients
 
-# Values with which a program asks for no compression.
-_NOTHING = (None, "", "none", False)
 _AVERAGE = Reduction(Op.AVERAGE)
 
 
 def _average() -> Reduction | None:
     return _AVERAGE if internal(_client.current).size > 1 else None
+
+
+def _compressed_average() -> Reduction:
+    """A job of one rank compresses as well, so a program learns there what it learns elsewhere."""
+    internal(_client.current)
+    return _AVERAGE
 
 
 def _gradient_name(index: Any) -> str:
@@ -76,7 +83,7 @@ class DistributedTrainer(GluonTrainer):
     step() divides the gradients by the batch size, averages them over the ranks, and updates. It
     returns at once. The averages of the first parameters come first. The root's parameters go to
     all ranks at the first step. If ranks have begun at different times, the State carries them
-    instead. `compression_params` may ask for fp16. Another compression raises Unsupported.
+    instead. `compression_params` asks for fp16, or for one of BytePS's codecs (docs/byteps.md).
     """
 
     def __init__(
@@ -92,11 +99,22 @@ class DistributedTrainer(GluonTrainer):
             raise ValueError(
                 f"invalid params of type {type(params).__name__}: pass net.collect_params()"
             )
-        compression = _checked(compression_params)
-        super().__init__(params, unwrapped(optimizer), optimizer_params)
+        compression, codec, rest = _checked(compression_params, optimizer_params)
+        super().__init__(params, unwrapped(optimizer), rest)
         self.root_rank = root_rank
         self._batch_size = 1
-        self._gradients = Gradients(_average, _gradient_name, compression)
+        if codec is None:
+            self._gradients = Gradients(_average, _gradient_name, compression)
+        else:
+            trainer = weakref.proxy(self)  # It holds the gradients, which must not hold it.
+            self._gradients = CompressedGradients(
+                _compressed_average,
+                _gradient_name,
+                compression,
+                codec,
+                lambda: float(trainer.learning_rate),
+                self._params,
+            )
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Divides gradients by `batch_size`, averages them over all ranks, and updates."""
@@ -127,31 +145,20 @@ class DistributedTrainer(GluonTrainer):
         self._params_to_init = deferred
 
 
-def _checked(compression_params: dict[str, Any] | None) -> Any:
-    """Returns the compression that `compression_params` asks for.
-
-    Raises TypeError if it is not given by name, and Unsupported for BytePS's codecs.
+def _checked(
+    compression_params: dict[str, Any] | None, optimizer_params: dict[str, Any] | None
+) -> tuple[Any, Codec | None, dict[str, Any] | None]:
+    """Returns the cast that `compression_params` asks for, the codec, and the parameters that are
+    left to the optimizer.
     """
     if not compression_params:
-        return Compression.none
-    for key in ("compressor", "ef", "momentum"):
-        value = compression_params.get(key)
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{key} should be str, not {type(value).__name__}")
-    asked = [
-        key
-        for key in ("compressor", "ef", "momentum")
-        if compression_params.get(key) not in _NOTHING
-    ]
-    if asked:
-        words = ", ".join(f"{key}={compression_params[key]!r}" for key in asked)
-        raise Unsupported(
-            f"compression_params: {words} is not offered by Talweg yet: leave compression_params out, "
-            "or use {'fp16': True}; TALWEG_ENCODING=int8 at all workers sends a quarter of the bytes"
-        )
+        return Compression.none, None, optimizer_params
+    rest = dict(optimizer_params or {})
+    codec = codec_of(compression_params, rest, os.environ)
     if "compressor" not in compression_params:
         warn("compression_params names no compressor")
-    return Compression.fp16 if compression_params.get("fp16") else Compression.none
+    cast = Compression.fp16 if compression_params.get("fp16") else Compression.none
+    return cast, codec, rest if optimizer_params is not None else None
 
 
 class BytePS(kvstore.TalwegStore):

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import mxnet as mx
 
 from talweg import _client
+from talweg._client import Client
 from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.errors import internal
-from talweg._compat.mxnet.rounds import Reduction
+from talweg._compat.mxnet.rounds import AS_IT_IS, Reduction
 from talweg._declaration import Op
+from talweg._exchange.compressing import Compressing
+from talweg.byteps._codecs import codec_of_declaration
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
-from talweg.errors import InvalidArgument, Unsupported
+from talweg.byteps.mxnet._compressed import takes, travel_of
+from talweg.errors import InvalidArgument
 
 __all__ = [
     "byteps_declare_tensor",
@@ -40,19 +45,38 @@ def byteps_push_pull(
         raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
     reduction = Reduction(Op.AVERAGE if is_average else Op.SUM)
     wire_name = None if name is None else f"byteps.{name}"
-    internal(lambda: rounds.start(tensor, reduction, wire_name, priority, "byteps_push_pull"))
+
+    def start() -> None:
+        rounds.check(tensor, "byteps_push_pull")
+        compressing, travel = _compressing.get(wire_name or ""), AS_IT_IS
+        if compressing is not None and wire_name is not None and takes(compressing, tensor):
+            travel = travel_of(compressing, wire_name, tensor, None)
+        rounds.start(tensor, reduction, wire_name, priority, "byteps_push_pull", travel=travel)
+
+    internal(start)
+
+
+# How tensors that were declared with keywords are compressed, by their names here.
+_compressing: dict[str, Compressing] = {}
+
+
+def _forget(_: Client) -> None:
+    _compressing.clear()
+
+
+_client.call_when_replaced(_forget)
 
 
 def byteps_declare_tensor(name: str, **kwargs: Any) -> None:
-    """Does nothing: ranks agree on a tensor by name, at its first push_pull, in any order.
+    """Says how byteps_push_pull() compresses the tensor; without keywords it does nothing.
 
-    `kwargs` say how BytePS compresses the tensor. Raises Unsupported if there are any.
+    `kwargs` are BytePS's: byteps_compressor_type, byteps_compressor_k and others (docs/byteps.md).
+    All ranks give the same ones. Ranks agree on a tensor by name, at its first push_pull, in any
+    order. Error feedback then does not follow a learning rate, which nobody has told.
     """
     internal(_client.current)  # Raises MXNetError before init(), as every call.
     if not isinstance(name, str):
         raise InvalidArgument(f"a tensor's name is a str, not {type(name).__name__}")
-    if kwargs:
-        raise Unsupported(
-            f"byteps_declare_tensor('{name}'): {', '.join(sorted(kwargs))}: compression is not offered "
-            "by Talweg yet: leave these out, or push float16 arrays"
-        )
+    codec = codec_of_declaration(kwargs, os.environ) if kwargs else None
+    if codec is not None:
+        _compressing[f"byteps.{name}"] = codec.compressing()

@@ -44,7 +44,8 @@ def DistributedOptimizer(
     """Makes `optimizer` average its gradients over all ranks; returns the same object.
 
     The optimizer gets synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When
-    backward() returns, the averages stand in `.grad`. See talweg.torch.DistributedOptimizer().
+    backward() returns, the averages stand in `.grad`. `compression` is one of Compression, or a value
+    of talweg.compression. See talweg.torch.DistributedOptimizer().
     """
     make = partial(
         make_averager, optimizer, named_parameters, compression, backward_passes_per_step, "byteps"

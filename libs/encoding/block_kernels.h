@@ -124,7 +124,9 @@ struct BlockKernels {
     return true;
   }
 
-  static constexpr BlockTable Table() { return {Greatest, Round, Widen, ToBf16, FromBf16, Match}; }
+  static constexpr BlockTable Table() {
+    return {Greatest, Round, Widen, ToBf16, FromBf16, Match, Isa::kMatchMax};
+  }
 };
 
 }  // namespace talweg::encoding::internal

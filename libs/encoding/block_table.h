@@ -31,6 +31,8 @@ struct BlockTable {
   // Whether each word is one of the `count` distinct words of `known`. Then `places` has a byte for
   // each word, which of them it is; else it means nothing.
   bool (*match)(const std::byte* block, const uint32_t* known, size_t count, std::byte* places);
+  // Up to so many distinct words this is faster than a hash table.
+  size_t match_max;
 };
 
 extern const BlockTable kPortableBlocks;

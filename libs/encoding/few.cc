@@ -21,8 +21,8 @@ using Room = std::span<std::byte>;
 
 constexpr size_t kWordBytes = sizeof(uint32_t);
 constexpr size_t kTableMax = 256;
-// Set in the first word where a table follows. It is the sign of int8's first scale, which is
-// positive.
+// Set in the first word where there is a table. Without one that word is int8's first scale, whose
+// sign it is, and which is not negative.
 constexpr uint32_t kHasTable = uint32_t{1} << 31;
 
 // The distinct words of a slice, in the order in which they first appear.
@@ -32,8 +32,7 @@ class DistinctWords {
   bool Place(Bytes words, Room places, const BlockTable& table) {
     while (!places.empty()) {
       const size_t now = std::min(places.size(), kBlockFloats);
-      // Words are looked for in the hash table once, then compared with those that there are.
-      const bool may_match = now == kBlockFloats && count_ > 0 && count_ <= kMatchedMax;
+      const bool may_match = now == kBlockFloats && count_ > 0 && count_ <= table.match_max;
       if (!(may_match && table.match(words.data(), words_.data(), count_, places.data())) &&
           !Look(words, places.first(now))) {
         return false;
@@ -48,8 +47,6 @@ class DistinctWords {
   size_t count() const { return count_; }
 
  private:
-  // With more words it takes longer to compare with all of them than to hash.
-  static constexpr size_t kMatchedMax = 8;
   // Eight times as many as there are words: few of them meet.
   static constexpr int kEntryBits = 11;
   static constexpr size_t kEntries = size_t{1} << kEntryBits;
@@ -58,10 +55,8 @@ class DistinctWords {
   static constexpr uint64_t kWordMask = kTaken | 0xffffffff;
   static constexpr int kPlaceShift = 33;
 
-  // Floats may differ in high bits alone.
-  static size_t SlotOf(uint32_t word) {
-    return (word ^ word >> 15) * 0x2c1b3c6du >> (32 - kEntryBits);
-  }
+  // Floats may differ in high bits alone. These count, too, in a product of 64 bits.
+  static size_t SlotOf(uint32_t word) { return word * 0x9e3779b97f4a7c15u >> (64 - kEntryBits); }
 
   bool Look(Bytes words, Room places) {
     for (size_t i = 0; i < places.size(); ++i) {

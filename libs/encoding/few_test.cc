@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -160,12 +161,20 @@ TEST_CASE("few: words that first appear anywhere come back, on every instruction
   }
 }
 
+TEST_CASE("few: one number that differs from all before it comes back", "[encoding]") {
+  Random random(8);
+  std::vector<uint32_t> words = Drawn(768, Levels(2), random);
+  for (size_t place = 0; place < words.size(); ++place) {
+    const uint32_t before = std::exchange(words[place], 5);
+    CheckBack(BytesOf(words));
+    words[place] = before;
+  }
+}
+
 TEST_CASE("few: words that all want one place in the table are told apart", "[encoding]") {
-  // The inverse of what spreads words over the table.
   std::vector<uint32_t> words;
-  for (uint32_t i = 0; i < 256; ++i) {
-    const uint32_t spread = i * 0x64ea2d65;
-    words.push_back(spread ^ spread >> 15 ^ spread >> 30);
+  for (uint32_t word = 0; words.size() < 256; ++word) {
+    if (word * 0x9e3779b97f4a7c15u >> 53 == 2047) words.push_back(word);
   }
   Random random(6);
   CheckBack(BytesOf(Drawn(3000, words, random)));

@@ -6,6 +6,7 @@ namespace {
 
 struct Avx2 {
   static constexpr size_t kVectorBytes = 32;
+  static constexpr size_t kMatchMax = 2;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@ namespace {
 
 struct Avx512 {
   static constexpr size_t kVectorBytes = 64;
+  static constexpr size_t kMatchMax = 8;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@ namespace {
 
 struct Portable {
   static constexpr size_t kVectorBytes = 16;
+  static constexpr size_t kMatchMax = 0;
 };
 
 }  // namespace

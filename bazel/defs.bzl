@@ -8,6 +8,7 @@ Each checks the target's edges against //bazel:layers.bzl. Targets are private u
 load("//bazel:archive.bzl", "runfiles_archive")
 load("//bazel:layers.bzl", "check_edges")
 load("//bazel:proto.bzl", "cc_proto_codegen")
+load("//bazel:test_copts.bzl", "CATCH2_COPTS")
 load("//bazel/fuzz:fuzz.bzl", "cc_fuzz_test")
 load("//bazel/python:venv.bzl", "venv_py_binary", "venv_py_test")
 
@@ -20,10 +21,6 @@ _WARNINGS = [
     # Designated initializers leave the members with a default out on purpose.
     "-Wno-missing-field-initializers",
 ]
-
-# For a test's own code, mostly Catch2's macros: g++ takes a fifth less time than for -O2. The code
-# under test is compiled as it is delivered.
-_TEST_COPTS = ["-O1"]
 
 # The C++ runtime is linked in, by //bazel/deps/runtime.
 _RUNTIME_LINKOPTS = select({
@@ -87,7 +84,7 @@ def talweg_cc_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
-        copts = _WARNINGS + (_TEST_COPTS if "//bazel/deps/catch2" in deps else []) + copts,
+        copts = _WARNINGS + (CATCH2_COPTS if "//bazel/deps/catch2" in deps else []) + copts,
         deps = deps,
         testonly = testonly,
         visibility = _visible_to_lint(visibility),
@@ -127,7 +124,7 @@ def talweg_cc_test(
     native.cc_test(
         name = name,
         srcs = srcs,
-        copts = _WARNINGS + _TEST_COPTS + copts,
+        copts = _WARNINGS + CATCH2_COPTS + copts,
         linkopts = linkopts + _PROGRAM_LINKOPTS,
         deps = deps + ["//bazel/deps/catch2:main"] + _PROGRAM_DEPS,
         size = size,

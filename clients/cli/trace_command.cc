@@ -25,22 +25,23 @@ namespace {
 
 using Trace = agent::v1::GetTraceResponse;
 
-const char* PhaseName(Trace::Phase phase) {
+telemetry::TracePhase PhaseOf(Trace::Phase phase) {
+  using telemetry::TracePhase;
   switch (phase) {
-    case Trace::PHASE_COMPUTE: return "wait for local ranks";
-    case Trace::PHASE_LOCAL_REDUCE: return "local reduce";
-    case Trace::PHASE_PUSH: return "push";
-    case Trace::PHASE_SUM: return "sum";
-    case Trace::PHASE_PULL: return "pull";
-    case Trace::PHASE_QUEUE: return "queue";
-    default: return "unknown";
+    case Trace::PHASE_COMPUTE: return TracePhase::kRanks;
+    case Trace::PHASE_LOCAL_REDUCE: return TracePhase::kLocalReduce;
+    case Trace::PHASE_PUSH: return TracePhase::kPush;
+    case Trace::PHASE_SUM: return TracePhase::kSum;
+    case Trace::PHASE_PULL: return TracePhase::kPull;
+    case Trace::PHASE_QUEUE: return TracePhase::kQueue;
+    default: return TracePhase::kUnknown;
   }
 }
 
 std::string JsonOf(const Trace& trace, const std::string& address) {
   telemetry::TraceFile file("agent at " + address, 0);
   for (const Trace::Event& event : trace.events()) {
-    file.Add({.what = PhaseName(event.phase()),
+    file.Add({.phase = PhaseOf(event.phase()),
               .tensor = event.tensor(),
               .round = event.round(),
               .begin_ns = event.begin_ns(),

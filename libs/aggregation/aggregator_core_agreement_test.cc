@@ -148,6 +148,8 @@ TEST_CASE(
       f.DeclareOf("slices", 0, 16 * kGiB / 4 + 1),
       f.DeclareOf("root", 0, 4, DType::kF32, Op::kCopy, 4),
   };
+  bad.push_back(f.DeclareOf("newer", 0));
+  bad.back().collective.encoding = static_cast<Encoding>(kEncodings.size());
   for (const wire::Declare& declare : bad) {
     f.effects_seen.clear();
     f.SayDeclare(0, declare);
@@ -159,7 +161,9 @@ TEST_CASE(
     REQUIRE(f.Sent<wire::Failed>(Conn(1)).size() == 1);
     CHECK(Contains(f.Sent<wire::Failed>(Conn(1))[0].text, "'" + declare.name + "'"));
   }
-  CHECK(f.job.counters().declares_invalid == 8);
+  CHECK(f.job.counters().declares_invalid == 9);
+  CHECK(Contains(f.Sent<wire::Failed>(Conn(1))[0].text,
+                 "there is no encoding " + std::to_string(kEncodings.size())));
   CHECK(f.budget.used_bytes() == 0);
 }
 

@@ -103,7 +103,28 @@ struct BlockKernels {
     }
   }
 
-  static constexpr BlockTable Table() { return {Greatest, Round, Widen, ToBf16, FromBf16}; }
+  static bool Match(const std::byte* block, const uint32_t* known, size_t count,
+                    std::byte* places) {
+    Numbers all_found = ~Numbers{};
+    for (size_t i = 0; i < kBlockFloats; i += kLanes) {
+      const Numbers words = Load<Numbers>(block + i * sizeof(uint32_t));
+      Numbers found = {};
+      Numbers place = {};
+      for (size_t j = 0; j < count; ++j) {
+        const Numbers is_this = words == static_cast<int32_t>(known[j]);
+        found |= is_this;
+        place |= is_this & static_cast<int32_t>(j);
+      }
+      all_found &= found;
+      Store(places + i, __builtin_convertvector(place, Bytes));
+    }
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (all_found[lane] == 0) return false;
+    }
+    return true;
+  }
+
+  static constexpr BlockTable Table() { return {Greatest, Round, Widen, ToBf16, FromBf16, Match}; }
 };
 
 }  // namespace talweg::encoding::internal

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// What rounding.cc and the translation units of the instruction sets (kernels_*.cc) agree on. Those
-// units are compiled for processors that this one may not be, so only types and templates that are
-// tagged by an internal-linkage type may stand here and in block_kernels.h (libs/reduce/
+// What rounding.cc, few.cc and the translation units of the instruction sets (kernels_*.cc) agree
+// on. Those units are compiled for processors that this one may not be, so only types and templates
+// that are tagged by an internal-linkage type may stand here and in block_kernels.h (libs/reduce/
 // kernel_table.h says why).
 namespace talweg::encoding::internal {
 
@@ -28,6 +28,9 @@ struct BlockTable {
   void (*widen)(const std::byte* bytes, float scale, std::byte* block);
   void (*to_bf16)(const std::byte* block, std::byte* out);
   void (*from_bf16)(const std::byte* halves, std::byte* block);
+  // Whether each word is one of the `count` distinct words of `known`. Then `places` has a byte for
+  // each word, which of them it is; else it means nothing.
+  bool (*match)(const std::byte* block, const uint32_t* known, size_t count, std::byte* places);
 };
 
 extern const BlockTable kPortableBlocks;

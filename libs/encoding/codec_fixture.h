@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "libs/base/check.h"
@@ -22,26 +23,46 @@ inline Buffer BytesOf(const std::vector<uint32_t>& words, size_t odd_bytes = 0) 
   return bytes;
 }
 
-// Encodes into memory in which something stands already.
+// Memory with bytes on both sides that nobody may write.
+class Guarded {
+ public:
+  Guarded(size_t bytes, std::byte fill) : bytes_(bytes), memory_(bytes + 2 * kGuardBytes, kGuard) {
+    std::fill_n(inside().begin(), bytes, fill);
+  }
+  ~Guarded() {
+    memory_.erase(memory_.begin() + kGuardBytes, memory_.end() - kGuardBytes);
+    TALWEG_CHECK(memory_ == Buffer(2 * kGuardBytes, kGuard));
+  }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  std::span<std::byte> inside() { return std::span(memory_).subspan(kGuardBytes, bytes_); }
+  Buffer First(size_t bytes) const {
+    const auto begin = memory_.begin() + kGuardBytes;
+    return {begin, begin + static_cast<ptrdiff_t>(bytes)};
+  }
+
+ private:
+  static constexpr ptrdiff_t kGuardBytes = 64;
+  static constexpr std::byte kGuard{0x77};
+
+  const size_t bytes_;
+  Buffer memory_;
+};
+
+// Encodes into memory that is filled with `before`. Ends the test if a byte beside it is written.
 inline Buffer Encoded(Encoding encoding, const Buffer& plain, uint64_t seed = 0,
                       std::byte before = std::byte{0xee}) {
-  Buffer out(TravelBytesMax(encoding, plain.size()), before);
-  out.resize(Codecs().Encode(encoding, seed, plain, out));
-  return out;
+  Guarded out(TravelBytesMax(encoding, plain.size()), before);
+  return out.First(Codecs().Encode(encoding, seed, plain, out.inside()));
 }
 
 // Decodes into `plain`, which has then `bytes` bytes. Ends the test if a byte beside them is
-// written. What is encoded ends where memory does.
+// written.
 inline bool Decodes(Encoding encoding, const Buffer& encoded, size_t bytes, Buffer& plain) {
-  constexpr size_t kGuardBytes = 64;
-  constexpr std::byte kGuard{0x77};
-  const Buffer tight(encoded.begin(), encoded.end());
-  Buffer guarded(bytes + 2 * kGuardBytes, kGuard);
-  const bool decodes =
-      Codecs().Decode(encoding, tight, std::span(guarded).subspan(kGuardBytes, bytes));
-  plain.assign(guarded.begin() + kGuardBytes, guarded.end() - kGuardBytes);
-  guarded.erase(guarded.begin() + kGuardBytes, guarded.end() - kGuardBytes);
-  TALWEG_CHECK(guarded == Buffer(2 * kGuardBytes, kGuard));
+  Guarded memory(bytes, std::byte{0x99});
+  const bool decodes = Codecs().Decode(encoding, encoded, memory.inside());
+  plain = memory.First(bytes);
   return decodes;
 }
 

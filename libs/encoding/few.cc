@@ -6,12 +6,16 @@
 #include <bit>
 #include <cstring>
 
+#include "libs/encoding/block_table.h"
 #include "libs/encoding/copy.h"
 #include "libs/encoding/rounding.h"
+#include "libs/encoding/tables.h"
 
 namespace talweg::encoding {
 namespace {
 
+using internal::BlockTable;
+using internal::kBlockFloats;
 using Bytes = std::span<const std::byte>;
 using Room = std::span<std::byte>;
 
@@ -25,14 +29,17 @@ constexpr uint32_t kHasTable = uint32_t{1} << 31;
 class DistinctWords {
  public:
   // Writes the place of each word among them to `places`. Returns false if there are too many.
-  bool Place(Bytes words, Room places) {
-    for (size_t i = 0; i < places.size(); ++i) {
-      uint32_t word = 0;
-      std::memcpy(&word, words.data() + i * kWordBytes, kWordBytes);
-      size_t at = SlotOf(word);
-      // Where most words are found at once.
-      if ((entries_[at] & kWordMask) != (kTaken | word) && !Find(word, at)) return false;
-      places[i] = static_cast<std::byte>(entries_[at] >> kPlaceShift);
+  bool Place(Bytes words, Room places, const BlockTable& table) {
+    while (!places.empty()) {
+      const size_t now = std::min(places.size(), kBlockFloats);
+      // Words are looked for in the hash table once, then compared with those that there are.
+      const bool may_match = now == kBlockFloats && count_ > 0 && count_ <= kMatchedMax;
+      if (!(may_match && table.match(words.data(), words_.data(), count_, places.data())) &&
+          !Look(words, places.first(now))) {
+        return false;
+      }
+      words = words.subspan(now * kWordBytes);
+      places = places.subspan(now);
     }
     return true;
   }
@@ -41,6 +48,8 @@ class DistinctWords {
   size_t count() const { return count_; }
 
  private:
+  // With more words it takes longer to compare with all of them than to hash.
+  static constexpr size_t kMatchedMax = 8;
   // Eight times as many as there are words: few of them meet.
   static constexpr int kEntryBits = 11;
   static constexpr size_t kEntries = size_t{1} << kEntryBits;
@@ -52,6 +61,18 @@ class DistinctWords {
   // Floats may differ in high bits alone.
   static size_t SlotOf(uint32_t word) {
     return (word ^ word >> 15) * 0x2c1b3c6du >> (32 - kEntryBits);
+  }
+
+  bool Look(Bytes words, Room places) {
+    for (size_t i = 0; i < places.size(); ++i) {
+      uint32_t word = 0;
+      std::memcpy(&word, words.data() + i * kWordBytes, kWordBytes);
+      size_t at = SlotOf(word);
+      // Where most words are found at once.
+      if ((entries_[at] & kWordMask) != (kTaken | word) && !Find(word, at)) return false;
+      places[i] = static_cast<std::byte>(entries_[at] >> kPlaceShift);
+    }
+    return true;
   }
 
   // Moves `at` on to the word's entry, which is made if there is none. Returns false if that is one
@@ -181,13 +202,15 @@ class Unpacker {
 
 }  // namespace
 
-size_t EncodeFew(Bytes plain, uint64_t seed, Room out) {
+size_t EncodeFew(Bytes plain, uint64_t seed, Room out, reduce::Isa isa) {
   const size_t count = plain.size() / kWordBytes;
   if (count == 0 || plain.size() % kWordBytes != 0) return CopyTo(plain, out);
   DistinctWords distinct;
   // The places of all words lie at the end of the room until it is known how many bits each needs.
   const Room places = out.subspan(plain.size() - count, count);
-  if (!distinct.Place(plain, places)) return EncodeInt8(plain, seed, out);
+  if (!distinct.Place(plain, places, internal::TableOf(isa))) {
+    return EncodeInt8(plain, seed, out, isa);
+  }
   const size_t used = EncodedBytes(count, distinct.count());
   if (used >= plain.size()) return CopyTo(plain, out);
   const uint32_t header = kHasTable | static_cast<uint32_t>(distinct.count());
@@ -197,13 +220,13 @@ size_t EncodeFew(Bytes plain, uint64_t seed, Room out) {
   return used;
 }
 
-bool DecodeFew(Bytes encoded, Room plain) {
+bool DecodeFew(Bytes encoded, Room plain, reduce::Isa isa) {
   if (CopiedWhole(encoded, plain)) return true;
   const size_t count = plain.size() / kWordBytes;
   if (plain.size() % kWordBytes != 0 || encoded.size() < kWordBytes) return false;
   uint32_t header = 0;
   std::memcpy(&header, encoded.data(), kWordBytes);
-  if ((header & kHasTable) == 0) return DecodeInt8(encoded, plain);
+  if ((header & kHasTable) == 0) return DecodeInt8(encoded, plain, isa);
   const size_t table_count = header & ~kHasTable;
   if (table_count == 0 || table_count > kTableMax) return false;
   if (encoded.size() > plain.size() || encoded.size() != EncodedBytes(count, table_count)) {

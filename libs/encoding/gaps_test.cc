@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/encoding/gaps.h"
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -158,7 +158,10 @@ TEST_CASE("gaps: what is no encoding of so many bytes is refused", "[encoding]")
   CHECK(refused(with({0xffffffff, 7}, {1})));          // A count that does not fit into memory.
   CHECK(refused(with({0}, std::vector<int>(51, 0))));  // More than the bits take.
   CHECK_FALSE(refused(with({0}, std::vector<int>(50, 0))));
-  CHECK(refused(with({1, 0, 0, 0, 0}, {}), 8));  // Longer than the data.
+  CHECK(refused(with({1, 7}, {255, 0xbf, 0x3f, 0, 0}), 80'000));  // 16,319: the same.
+  CHECK_FALSE(refused(with({1, 7}, {255, 0xc0, 0x3f, 0, 0}), 80'000));
+  CHECK(refused(with({2, 7, 8}, {3}), 8));            // Longer than the data.
+  CHECK(refused(with({3, 5, 6, 7}, {1, 0, 8}), 48));  // Gaps that are longer than bits.
   // 12 words, as bits.
   CHECK_FALSE(refused(with({1, 7}, {0, 8}), 48));
   CHECK(refused(with({1, 7}, {0, 16}), 48));       // A bit after the end.

@@ -6,15 +6,16 @@
 #include <bit>
 #include <cstring>
 
-#include "libs/base/check.h"
 #include "libs/encoding/block_table.h"
 #include "libs/encoding/copy.h"
+#include "libs/encoding/tables.h"
 
 namespace talweg::encoding {
 namespace {
 
 using internal::BlockTable;
 using internal::kBlockFloats;
+using internal::TableOf;
 using Bytes = std::span<const std::byte>;
 using Room = std::span<std::byte>;
 
@@ -29,21 +30,6 @@ constexpr uint32_t kGreatestEnd = std::bit_cast<uint32_t>(0x1p127f);
 constexpr uint32_t kInfinity = 0x7f800000;
 // In the place of the scale of a block that travels as it is.
 constexpr uint32_t kAsItIs = 0x7fc00000;
-
-const BlockTable& TableOf(reduce::Isa isa) {
-  TALWEG_CHECK(reduce::IsSupported(isa));
-  switch (isa) {
-#if defined(__x86_64__)
-    case reduce::Isa::kAvx2: return internal::kAvx2Blocks;
-    case reduce::Isa::kAvx512: return internal::kAvx512Blocks;
-#else
-    case reduce::Isa::kAvx2:
-    case reduce::Isa::kAvx512:
-#endif
-    case reduce::Isa::kPortable: break;
-  }
-  return internal::kPortableBlocks;
-}
 
 // Gives `work` the data block by block: its bytes, where they are and how many. Only whole blocks
 // are touched: the last one is copied to one that ends in zeros.

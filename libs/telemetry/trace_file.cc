@@ -17,6 +17,19 @@ std::string Microseconds(int64_t ns) {
   return text;
 }
 
+std::string_view PhaseName(TracePhase phase) {
+  switch (phase) {
+    case TracePhase::kRanks: return "wait for local ranks";
+    case TracePhase::kQueue: return "queue";
+    case TracePhase::kLocalReduce: return "local reduce";
+    case TracePhase::kPush: return "push";
+    case TracePhase::kSum: return "sum";
+    case TracePhase::kPull: return "pull";
+    case TracePhase::kUnknown: break;
+  }
+  return "unknown";
+}
+
 }  // namespace
 
 TraceFile::TraceFile(std::string_view process_name, uint32_t process_number)
@@ -41,10 +54,11 @@ void TraceFile::Add(const TraceSpan& span) {
   const int64_t begin_ns = std::max(span.begin_ns, row.end_ns);
   const int64_t end_ns = std::max(span.end_ns, begin_ns);
   row.end_ns = end_ns;
-  text_ += ",\n{\"ph\":\"X\",\"cat\":\"talweg\",\"name\":" + JsonString(span.what) + "," + place +
-           ",\"ts\":" + Microseconds(begin_ns) + ",\"dur\":" + Microseconds(end_ns - begin_ns) +
-           ",\"args\":{\"tensor\":" + tensor + ",\"round\":" + std::to_string(span.round) +
-           ",\"bytes\":" + std::to_string(span.bytes) + "}}";
+  text_ += ",\n{\"ph\":\"X\",\"cat\":\"talweg\",\"name\":" + JsonString(PhaseName(span.phase)) +
+           "," + place + ",\"ts\":" + Microseconds(begin_ns) +
+           ",\"dur\":" + Microseconds(end_ns - begin_ns) + ",\"args\":{\"tensor\":" + tensor +
+           ",\"round\":" + std::to_string(span.round) + ",\"bytes\":" + std::to_string(span.bytes) +
+           "}}";
 }
 
 std::string TraceFile::End() && { return std::move(text_) + "\n]}\n"; }

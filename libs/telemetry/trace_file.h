@@ -10,9 +10,20 @@
 // The text of a timeline: trace event JSON, which Perfetto opens.
 namespace talweg::telemetry {
 
-// A part of the time that a round of a tensor takes. Times are of one clock, in nanoseconds.
+// The parts of the time that a round of a tensor takes.
+enum class TracePhase : uint8_t {
+  kUnknown = 0,      // One that only a newer agent knows.
+  kRanks = 1,        // From the first local rank's push to the last one's.
+  kQueue = 2,        // From then until the first slice leaves, or is reduced.
+  kLocalReduce = 3,  // From the first slice's reduction to the last one's.
+  kPush = 4,         // From when the first slice leaves until the last one has left.
+  kSum = 5,          // From then until the first result.
+  kPull = 6,         // From the first result to the last.
+};
+
+// When a round of a tensor was in a phase. Times are of one clock, in nanoseconds.
 struct TraceSpan {
-  std::string_view what;
+  TracePhase phase = TracePhase::kUnknown;
   std::string_view tensor;
   uint64_t round = 0;
   int64_t begin_ns = 0;

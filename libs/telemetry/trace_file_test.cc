@@ -10,9 +10,12 @@ namespace {
 
 TEST_CASE("TraceFile: a row for each tensor, whose spans do not overlap", "[telemetry]") {
   TraceFile file("agent \"0\"", 7);
-  file.Add({.what = "push", .tensor = "w\n", .round = 3, .begin_ns = 1500, .end_ns = 4000});
-  file.Add({.what = "sum", .tensor = "b", .begin_ns = 2000, .end_ns = 2001, .bytes = 64});
-  file.Add({.what = "pull", .tensor = "w\n", .round = 3, .begin_ns = 3000, .end_ns = 5000});
+  file.Add(
+      {.phase = TracePhase::kPush, .tensor = "w\n", .round = 3, .begin_ns = 1500, .end_ns = 4000});
+  file.Add(
+      {.phase = TracePhase::kSum, .tensor = "b", .begin_ns = 2000, .end_ns = 2001, .bytes = 64});
+  file.Add(
+      {.phase = TracePhase::kPull, .tensor = "w\n", .round = 3, .begin_ns = 3000, .end_ns = 5000});
   CHECK(std::move(file).End() ==
         R"({"displayTimeUnit":"ms","traceEvents":[
 {"ph":"M","name":"process_name","pid":7,"args":{"name":"agent \"0\""}},

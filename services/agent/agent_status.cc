@@ -35,14 +35,15 @@ std::string StateText(const pipeline::AgentCore& member) {
   }
 }
 
-v1::GetTraceResponse::Phase ToPhase(Span span) {
-  switch (span) {
-    case Span::kRanks: return v1::GetTraceResponse::PHASE_COMPUTE;
-    case Span::kQueue: return v1::GetTraceResponse::PHASE_QUEUE;
-    case Span::kLocalReduce: return v1::GetTraceResponse::PHASE_LOCAL_REDUCE;
-    case Span::kPush: return v1::GetTraceResponse::PHASE_PUSH;
-    case Span::kSum: return v1::GetTraceResponse::PHASE_SUM;
-    case Span::kPull: return v1::GetTraceResponse::PHASE_PULL;
+v1::GetTraceResponse::Phase ToPhase(TracePhase phase) {
+  switch (phase) {
+    case TracePhase::kRanks: return v1::GetTraceResponse::PHASE_COMPUTE;
+    case TracePhase::kQueue: return v1::GetTraceResponse::PHASE_QUEUE;
+    case TracePhase::kLocalReduce: return v1::GetTraceResponse::PHASE_LOCAL_REDUCE;
+    case TracePhase::kPush: return v1::GetTraceResponse::PHASE_PUSH;
+    case TracePhase::kSum: return v1::GetTraceResponse::PHASE_SUM;
+    case TracePhase::kPull: return v1::GetTraceResponse::PHASE_PULL;
+    case TracePhase::kUnknown: break;
   }
   return v1::GetTraceResponse::PHASE_UNSPECIFIED;
 }
@@ -243,7 +244,7 @@ rpc::TracePiece Agent::MakeTrace(rpc::TraceRange range) const {
   for (uint64_t number = begin; number < range.next; ++number) {
     const TimelineEvent& event = timeline.event(number);
     v1::GetTraceResponse::Event* out = trace.add_events();
-    out->set_phase(ToPhase(event.span));
+    out->set_phase(ToPhase(event.phase));
     out->set_tensor(*event.tensor);
     out->set_round(event.round.value());
     out->set_begin_ns(event.begin_ns);

@@ -4,21 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "libs/telemetry/trace_file.h"
-
 namespace talweg::agent {
-
-const char* SpanName(Span span) {
-  switch (span) {
-    case Span::kRanks: return "wait for local ranks";
-    case Span::kQueue: return "queue";
-    case Span::kLocalReduce: return "local reduce";
-    case Span::kPush: return "push";
-    case Span::kSum: return "sum";
-    case Span::kPull: return "pull";
-  }
-  return "unknown";
-}
 
 void Timeline::Record(bool enabled, size_t events_max) {
   if (enabled && !recording_) {
@@ -77,32 +63,33 @@ void Timeline::OnVisible(pipeline::TensorIndex tensor, const std::string& name, 
   const Times t = *times;
   open_.erase(tensor);
   const std::string* row = &*names_.insert(name).first;
-  if (t.all_pushed > t.first_push) Add(Span::kRanks, row, round, t.first_push, t.all_pushed, bytes);
+  if (t.all_pushed > t.first_push)
+    Add(TracePhase::kRanks, row, round, t.first_push, t.all_pushed, bytes);
   const int64_t left_ns = t.reduce_begin != 0 ? t.reduce_begin : t.first_sent;
-  if (left_ns != 0) Add(Span::kQueue, row, round, t.all_pushed, left_ns, bytes);
+  if (left_ns != 0) Add(TracePhase::kQueue, row, round, t.all_pushed, left_ns, bytes);
   if (t.reduce_begin != 0) {
-    Add(Span::kLocalReduce, row, round, t.reduce_begin, t.reduce_end, bytes);
+    Add(TracePhase::kLocalReduce, row, round, t.reduce_begin, t.reduce_end, bytes);
   }
   if (t.first_sent == 0) return;
   const int64_t result_ns = t.first_result != 0 ? t.first_result : now_ns;
-  Add(Span::kPush, row, round, t.first_sent, t.last_sent, bytes);
-  Add(Span::kSum, row, round, t.last_sent, std::max(result_ns, t.last_sent), bytes);
-  Add(Span::kPull, row, round, result_ns, now_ns, bytes);
+  Add(TracePhase::kPush, row, round, t.first_sent, t.last_sent, bytes);
+  Add(TracePhase::kSum, row, round, t.last_sent, std::max(result_ns, t.last_sent), bytes);
+  Add(TracePhase::kPull, row, round, result_ns, now_ns, bytes);
 }
 
-void Timeline::Add(Span span, const std::string* tensor, Round round, int64_t begin_ns,
+void Timeline::Add(TracePhase phase, const std::string* tensor, Round round, int64_t begin_ns,
                    int64_t end_ns, uint64_t bytes) {
   if (events_.size() >= events_max_) {
     events_.pop_front();
     ++dropped_;
   }
-  events_.push_back({span, tensor, round, begin_ns, end_ns, bytes});
+  events_.push_back({phase, tensor, round, begin_ns, end_ns, bytes});
 }
 
 std::string Timeline::Json(const std::string& process_name, uint32_t process_number) const {
   telemetry::TraceFile file(process_name, process_number);
   for (const TimelineEvent& event : events_) {
-    file.Add({.what = SpanName(event.span),
+    file.Add({.phase = event.phase,
               .tensor = *event.tensor,
               .round = event.round.value(),
               .begin_ns = event.begin_ns,

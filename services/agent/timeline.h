@@ -9,22 +9,14 @@
 #include <string>
 
 #include "libs/pipeline/effects.h"
+#include "libs/telemetry/trace_file.h"
 
 namespace talweg::agent {
 
-// The parts of the time that a round of a tensor takes.
-enum class Span : uint8_t {
-  kRanks = 0,    // From the first local rank's push to the last one's.
-  kQueue,        // From then until the first slice leaves, or is reduced.
-  kLocalReduce,  // From the first slice's reduction to the last one's.
-  kPush,         // From when the first slice leaves until the last one has left.
-  kSum,          // From then until the first result.
-  kPull,         // From the first result to the last.
-};
-const char* SpanName(Span span);
+using telemetry::TracePhase;
 
 struct TimelineEvent {
-  Span span = Span::kRanks;
+  TracePhase phase = TracePhase::kUnknown;
   const std::string* tensor = nullptr;  // The tensor's name. The Timeline owns it.
   Round round;
   int64_t begin_ns = 0;
@@ -79,8 +71,8 @@ class Timeline {
     int64_t first_result = 0, last_result = 0;
   };
   Times* At(pipeline::TensorIndex tensor, Round round);
-  void Add(Span span, const std::string* tensor, Round round, int64_t begin_ns, int64_t end_ns,
-           uint64_t bytes);
+  void Add(TracePhase phase, const std::string* tensor, Round round, int64_t begin_ns,
+           int64_t end_ns, uint64_t bytes);
 
   const uint32_t rounds_max_;
   bool recording_ = false;

@@ -24,12 +24,20 @@ TEST_CASE("Timeline: a round becomes its phases, end to end", "[agent]") {
   Timeline timeline(2);
   Live(timeline, 1, 1000);
   REQUIRE(timeline.end() == 6);
-  const std::vector<std::pair<int64_t, int64_t>> expected = {
-      {1000, 1100}, {1100, 1200}, {1200, 1300}, {1300, 1400}, {1400, 1500}, {1500, 1700}};
+  struct Expected {
+    TracePhase phase;
+    int64_t begin_ns;
+    int64_t end_ns;
+  };
+  const std::vector<Expected> expected = {
+      {TracePhase::kRanks, 1000, 1100},       {TracePhase::kQueue, 1100, 1200},
+      {TracePhase::kLocalReduce, 1200, 1300}, {TracePhase::kPush, 1300, 1400},
+      {TracePhase::kSum, 1400, 1500},         {TracePhase::kPull, 1500, 1700}};
   for (size_t i = 0; i < expected.size(); ++i) {
     const TimelineEvent& event = timeline.event(i);
-    CHECK(event.span == static_cast<Span>(i));
-    CHECK(std::pair(event.begin_ns, event.end_ns) == expected[i]);
+    CHECK(event.phase == expected[i].phase);
+    CHECK(event.begin_ns == expected[i].begin_ns);
+    CHECK(event.end_ns == expected[i].end_ns);
     CHECK(*event.tensor == "w\"\n");
     CHECK(event.bytes == 64);
   }

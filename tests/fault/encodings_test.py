@@ -52,16 +52,30 @@ class EncodingsTest(unittest.TestCase):
                 sent = _bytes_sent_of_a_byte(cluster, encoding, "encoded.py", [encoding])
                 self.assertGreater(sent, least)
         with Cluster() as cluster:
-            self.assertLess(_bytes_sent_of_a_byte(cluster, "runs", "encoded.py", ["runs"]), 0.1)
+            for encoding, most in (("runs", 0.1), ("gaps", 0.02)):
+                sent = _bytes_sent_of_a_byte(cluster, encoding, "encoded.py", [encoding])
+                self.assertLess(sent, most)
 
     def test_bytes_that_travel_rounded(self) -> None:
         """The agents' option rounds what ranks give without a word of it."""
         with Cluster() as cluster:
-            for encoding, least, most in (("bf16", 0.45, 0.55), ("int8", 0.22, 0.29)):
+            for encoding, least, most in (
+                ("bf16", 0.45, 0.55),
+                ("int8", 0.22, 0.29),
+                ("few", 0.22, 0.29),
+            ):
                 option = f"--encoding={encoding}"
                 sent = _bytes_sent_of_a_byte(cluster, encoding, "rounded.py", [], option)
                 self.assertGreater(sent, least)
                 self.assertLess(sent, most)
+
+    def test_bytes_that_travel_of_two_numbers(self) -> None:
+        """They take a bit each, and are exact."""
+        with Cluster() as cluster:
+            sent = _bytes_sent_of_a_byte(
+                cluster, "signs", "rounded.py", ["signs"], "--encoding=few"
+            )
+            self.assertLess(sent, 0.05)
 
     def test_a_small_tensor_travels_plain(self) -> None:
         options = ("--encoding=int8", f"--encoding_bytes_min={_TENSOR_BYTES + 1}")

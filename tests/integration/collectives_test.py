@@ -47,7 +47,7 @@ class CollectivesTest(unittest.TestCase):
 
     def test_encoded(self) -> None:
         """Every collective, with what travels shorter or longer than the data."""
-        for encoding in ("runs", "twice"):
+        for encoding in ("runs", "twice", "gaps"):
             line = job.command(
                 "encoded_calls.py",
                 [encoding, "collectives.py", "[2, 1]"],

@@ -14,7 +14,7 @@ import talweg
 from talweg import _client
 from talweg._declaration import DType, Op
 
-_ENCODINGS = {"plain": 0, "runs": 1, "twice": 2}
+_ENCODINGS = {"plain": 0, "runs": 1, "twice": 2, "gaps": 5}
 _COUNT = 300_000
 _WHOLE = 1
 

@@ -2,7 +2,8 @@
 """A rank that sums floats whose bytes may travel rounded (option encoding of the agents).
 
 It prints each step. All ranks give the same numbers, so a sum says how many ranks are in it, and how
-far it is off. All ranks must get the same bits.
+far it is off. All ranks must get the same bits. An argument says what else must hold: `plain`, the
+sums may be exact; `signs`, of two distinct numbers they are. Without one they must be rounded.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def _levels_of(given: np.ndarray) -> np.ndarray:
     return np.asarray(np.repeat(levels, _BLOCK)[: given.size])
 
 
-def _step(step: int, rounds: bool) -> int:
+def _step(step: int, kind: str) -> int:
     """Sums once. Returns how many ranks are in the sum."""
     given = np.random.default_rng(step).standard_normal(_COUNT, np.float32)
+    if kind == "signs":
+        given = np.copysign(np.float32(0.5), given)
     result = talweg.push_pull(given, "rounded", Op.SUM)
     ranks = round(float(result @ given) / float(given @ given))
     errors = result / max(ranks, 1) - given
@@ -41,8 +44,10 @@ def _step(step: int, rounds: bool) -> int:
     # Rounding has no direction: the mean of so many errors is far smaller than one.
     if abs(float(errors.mean())) > 0.02 * float(levels.mean()):
         raise AssertionError(f"step {step}: the mean error is {errors.mean()}")
-    if rounds and not errors.any():
+    if kind == "rounded" and not errors.any():
         raise AssertionError(f"step {step}: nothing was rounded")
+    if kind == "signs" and errors.any():
+        raise AssertionError(f"step {step}: something was rounded")
     digest = np.array([zlib.crc32(result.tobytes())], np.int64)
     least = talweg.push_pull(digest, "least", Op.MIN)
     greatest = talweg.push_pull(digest, "greatest", Op.MAX)
@@ -52,12 +57,12 @@ def _step(step: int, rounds: bool) -> int:
 
 
 def main() -> int:
-    rounds = sys.argv[1:] != ["plain"]
+    kind = sys.argv[1] if len(sys.argv) > 1 else "rounded"
     talweg.init()
     step = 0
     try:
         while True:
-            ranks = _step(step + 1, rounds)
+            ranks = _step(step + 1, kind)
             step += 1
             print(f"step {step} of rank {talweg.rank()}, {ranks} in each sum", flush=True)
     except talweg.TalwegError as error:

@@ -15,7 +15,7 @@ from unittest import mock
 
 from talweg._library.native import Connection
 
-_ENCODINGS = {"plain": 0, "runs": 1, "twice": 2}
+_ENCODINGS = {"plain": 0, "runs": 1, "twice": 2, "gaps": 5}
 
 
 def main() -> None:

@@ -3,11 +3,12 @@
 
 By the name in $BACKEND the suite leaves out tests that a backend cannot pass. It knows only torch's
 own names. So it gets one of those, but its groups are Talweg's. $WORLD_SIZE is the number of ranks,
-which are forks of this process. Each argument `-NAME` leaves out a test.
+which are forks of this process. Each argument `-PATTERN` leaves out the tests that it matches.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import sys
 import tempfile
@@ -55,15 +56,18 @@ def _needs_more_than_there_is(name: str) -> bool:
 
 
 def main() -> None:
-    part, left_out = sys.argv[1], {argument.removeprefix("-") for argument in sys.argv[2:]}
-    names = unittest.defaultTestLoader.getTestCaseNames(TorchSuite)
-    unknown = left_out - set(names)
-    if unknown:
-        sys.exit(f"the suite has no {', '.join(sorted(unknown))}")
+    part, patterns = sys.argv[1], [argument.removeprefix("-") for argument in sys.argv[2:]]
+    names = set(unittest.defaultTestLoader.getTestCaseNames(TorchSuite))
+    left_out: set[str] = set()
+    for pattern in patterns:
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            sys.exit(f"the suite has no {pattern}")
+        left_out.update(matched)
     chosen = [
         name
-        for name in names
-        if part in name and name not in left_out and not _needs_more_than_there_is(name)
+        for name in sorted(names - left_out)
+        if part in name and not _needs_more_than_there_is(name)
     ]
     result = unittest.TextTestRunner(verbosity=2).run(
         unittest.TestSuite(TorchSuite(name) for name in chosen)

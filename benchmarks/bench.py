@@ -28,6 +28,7 @@ from harness.scenario import Context, Section  # noqa: E402
 from harness.scenarios import (  # noqa: E402
     aggregator_host,
     collectives,
+    compressed_steps,
     fairness,
     first_step,
     gpu_device,
@@ -66,6 +67,7 @@ SCENARIOS: dict[str, Any] = {
     "shaped_links": shaped_links,
     "long_links": long_links,
     "local_steps": local_steps,
+    "compressed_steps": compressed_steps,
     "model_tensors": model_tensors,
     "first_step": first_step,
     "idle": idle,
@@ -88,7 +90,7 @@ SCENARIOS: dict[str, Any] = {
     "loss_curve": loss_curve,
 }
 # These take long. They run only if they are named, or with --full or --smoke.
-LONG_SCENARIOS = {"recovery", "loss_curve", "local_steps"}
+LONG_SCENARIOS = {"recovery", "loss_curve", "local_steps", "compressed_steps"}
 # These need a machine with a GPU. They run only with --gpu.
 GPU_SCENARIOS: dict[str, Any] = {
     "gpu_device": gpu_device,

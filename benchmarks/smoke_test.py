@@ -56,7 +56,7 @@ class SmokeTest(unittest.TestCase):
         scenarios += ["lanes", "collectives", "recovery", "loss_curve", "fairness"]
         if _FULL:
             scenarios += ["training_step", "training_step_hosts", "torch_backend", "local_steps"]
-            scenarios += ["sparse"]
+            scenarios += ["sparse", "compressed_steps"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
         if status != 0:
             raise AssertionError(f"exit {status}:\n{text}")
@@ -226,6 +226,13 @@ class SmokeTest(unittest.TestCase):
     def test_training_steps_on_hosts(self) -> None:
         (steps,) = self.document["data"]["training_step_hosts"].values()
         self.assertIn(len(steps), (3, 4))  # Horovod may not be there.
+        for name, figures in steps.items():
+            self.assertGreater(figures["step_s"], 0, name)
+
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
+    def test_compressed_steps(self) -> None:
+        (steps,) = self.document["data"]["compressed_steps"].values()
+        self.assertEqual(len(steps), 7)
         for name, figures in steps.items():
             self.assertGreater(figures["step_s"], 0, name)
 

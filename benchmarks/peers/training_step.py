@@ -4,6 +4,7 @@
     training_step.py none|barrier|ddp|nccl|fsdp [RANK SIZE STORE]
     training_step.py horovod
     training_step.py optimizer|overlap|arrival|hook|ddp_talweg|fsdp_talweg|ddp_alone
+    training_step.py topk|randomk|onebit|dithering
 
 In an order "dtype" is the model and "bytes" the batch. `none` trains without communicating.
 `barrier` trains with nothing but Talweg's barrier after each backward pass, which shows the cost of
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from control import Control, Order
@@ -29,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 _CLASSES = 10
 _BACKEND = ("ddp_talweg", "fsdp_talweg", "ddp_alone")
-_TALWEG = ("barrier", "optimizer", "overlap", "arrival", "hook", *_BACKEND)
+_COMPRESSED = ("topk", "randomk", "onebit", "dithering")
+_TALWEG = ("barrier", "optimizer", "overlap", "arrival", "hook", *_BACKEND, *_COMPRESSED)
 
 
 class _Block(nn.Module):
@@ -82,6 +85,13 @@ def _complete(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     return future
 
 
+def _compression(manner: str) -> Any:
+    from talweg.compression import Dithering, OneBit, RandomK, TopK
+
+    found = {"topk": TopK(0.01), "randomk": RandomK(0.01), "onebit": OneBit()}
+    return found.get(manner, Dithering(4))
+
+
 class Trainer:
     """A model and all that a step needs, in one of the manners."""
 
@@ -126,6 +136,12 @@ class Trainer:
             if manner == "arrival":
                 # There is no option for it, because no user should want it.
                 self._optimizer._talweg.priority_of = lambda index: 0  # type: ignore[attr-defined]
+        elif manner in _COMPRESSED:
+            import talweg.torch
+
+            self._optimizer = talweg.torch.DistributedOptimizer(
+                self._optimizer, self._model.named_parameters(), compression=_compression(manner)
+            )
         torch.manual_seed(1 + rank)
         self._inputs = torch.randn(batch, *shape).to(device.torch)
         self._labels = torch.randint(_CLASSES, (batch,)).to(device.torch)

@@ -256,6 +256,9 @@ class OptimizerTest(unittest.TestCase):
         with self.assertRaises(InvalidArgument) as raised:
             hvd.DistributedOptimizer(inner, compression=TopK(1), op=hvd.Sum)
         self.assertIn("averages of all ranks", str(raised.exception))
+        with self.assertRaises(InvalidArgument) as raised:
+            bps.push_pull(torch.ones(2), compression=TopK(1))
+        self.assertIn("Compression.fp16", str(raised.exception))
 
     def test_what_is_no_compressor_is_refused(self) -> None:
         for wrong in ("topk", TopK):

@@ -195,7 +195,7 @@ class Connection:
         self.declared += [(each[0], 0) for each in declarations]
         return [len(self.declared) - 1]
 
-    def declare_collective(self, name: str, *_: Any, patience_ms: int) -> int:
+    def declare_collective(self, name: str, *_: Any, patience_ms: int, **__: Any) -> int:
         self.declared.append((name, patience_ms))
         return len(self.declared) - 1
 

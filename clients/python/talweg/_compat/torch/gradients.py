@@ -45,6 +45,15 @@ class Choices:
         )
 
 
+def require_cast(compression: Any, call: str) -> None:
+    """Raises InvalidArgument for a value of talweg.compression, which is for averages of gradients."""
+    if isinstance(compression, Compression):
+        raise InvalidArgument(
+            f"{call}: compression={compression} is for optimizers that average gradients; here use "
+            "Compression.none or Compression.fp16"
+        )
+
+
 class ChosenAverager(GradientAverager):
     """A GradientAverager that combines gradients as `choices` say."""
 

@@ -11,6 +11,7 @@ from talweg import _client
 from talweg._client import session
 from talweg._compat.torch import rounds
 from talweg._compat.torch.compression import Compression
+from talweg._compat.torch.gradients import require_cast
 from talweg._declaration import Op
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
@@ -110,6 +111,7 @@ def push_pull(
     compression: Any = Compression.none,
 ) -> torch.Tensor:
     """Returns the average, or the sum, of `tensor` over all ranks; differentiable."""
+    require_cast(compression, "push_pull")
     pushed, context = compression.compress(tensor)
     result = _PushPull.apply(pushed, average, name, version, priority)
     decompressed: torch.Tensor = compression.decompress(result, context)

@@ -194,6 +194,7 @@ def DistributedOptimizer(
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
         return leave_outside(optimizer, backward_passes_per_step, arguments)
     if combines_steps:
+        gradients.require_cast(compression, "op=Adasum")
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
         of = (compression, backward_passes_per_step, process_set, arguments)
         return combine_steps(optimizer, *of)

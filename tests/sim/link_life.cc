@@ -32,7 +32,7 @@ constexpr int64_t kLifeMs = 40'000;
 
 // What a life is about.
 enum class Kind : uint8_t {
-  kBusy,     // Everybody always wants the link.
+  kBusy,     // Every job always wants the link, at one of its lanes at least.
   kSlow,     // One job of large weight has slow members.
   kPausing,  // Jobs come and go, as trainers compute.
 };
@@ -58,6 +58,8 @@ struct Place {
   std::vector<Member> members;
   uint64_t summed = 0;
   SharedLink::Turn turn;
+  bool is_on = true;
+  int64_t turns_at_ms = 0;
   bool has_said_wants = false;
   bool is_late = false;  // Something waits, and the lane has already looked at it once.
 };
@@ -68,6 +70,7 @@ struct Job {
   std::vector<Place> places;
   bool is_on = true;
   int64_t turns_at_ms = 0;
+  bool has_pauses = false;  // It pauses at one of its lanes.
   bool wants = false;
   double moved = 0;  // Since the warm-up, both ways.
 };
@@ -123,6 +126,7 @@ class Life {
       job.quota.tenant = "tenant";
       job.quota.tenant_weight = 2;
     }
+    job.has_pauses = random_.OneIn(3);
     const size_t members = 1 + random_.Below(4);
     // A job is at all lanes, or at one.
     const size_t only = random_.OneIn(2) ? random_.Below(lanes_.size()) : lanes_.size();
@@ -139,12 +143,26 @@ class Life {
 
   int64_t NowNs() const { return now_ms_ * kNsPerMs; }
 
+  bool TurnsNow(int64_t& at_ms) {
+    if (now_ms_ < at_ms) return false;
+    at_ms = now_ms_ + static_cast<int64_t>(50 + random_.Below(1500));
+    return true;
+  }
+
+  // Jobs come and go; or a job pauses at one lane, and not at the first one meanwhile.
+  void Turn(Job& job) {
+    if (kind_ == Kind::kPausing && TurnsNow(job.turns_at_ms)) job.is_on = !job.is_on;
+    for (Place& place : job.places) {
+      const bool may_pause = kind_ == Kind::kBusy && job.has_pauses &&
+                             &place == &job.places.back() && job.places.size() > 1;
+      if (may_pause && TurnsNow(place.turns_at_ms)) place.is_on = !place.is_on;
+      if (!place.is_on) ++result_.coverage["a job pauses at one lane"];
+    }
+  }
+
   void Pass() {
     for (Job& job : jobs_) {
-      if (kind_ == Kind::kPausing && now_ms_ >= job.turns_at_ms) {
-        job.is_on = !job.is_on;
-        job.turns_at_ms = now_ms_ + static_cast<int64_t>(50 + random_.Below(1500));
-      }
+      Turn(job);
       for (Place& place : job.places) Send(job, place);
     }
     const double in = Carry(&Member::queue_in, &Member::part_in);
@@ -171,14 +189,14 @@ class Life {
 
   static bool MoreWaits(const Job& job, const Place& place) {
     return std::any_of(place.members.begin(), place.members.end(), [&](const Member& member) {
-      return (job.is_on && member.slices_sent < member.slices_out + kAheadSlices) ||
+      return (job.is_on && place.is_on && member.slices_sent < member.slices_out + kAheadSlices) ||
              member.queue_out > 0;
     });
   }
 
   static void Send(const Job& job, Place& place) {
     for (Member& member : place.members) {
-      while (job.is_on && member.in_flight + kSlice <= member.window &&
+      while (job.is_on && place.is_on && member.in_flight + kSlice <= member.window &&
              member.slices_sent < member.slices_out + kAheadSlices) {
         member.in_flight += kSlice;
         member.queue_in += kSlice;

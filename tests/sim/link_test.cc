@@ -12,8 +12,9 @@ namespace {
 constexpr uint64_t kLives = 300;
 
 constexpr const char* kCoverage[] = {
-    "a job is alone", "what it carries is measured",      "jobs share the link",
-    "credit is held", "a job is slow for another reason", "a job is not at all lanes",
+    "a job is alone",           "what it carries is measured",      "jobs share the link",
+    "credit is held",           "a job is slow for another reason", "a job is not at all lanes",
+    "a job pauses at one lane",
 };
 
 TEST_CASE("A full link is shared by weight and never left idle for that", "[sim]") {

@@ -35,13 +35,15 @@ _COMPRESSORS: tuple[Compression, ...] = (
 )
 
 
-def _learned(name: str, **keywords: Any) -> tuple[float, float]:
+def _learned(name: str, overlaps: bool = False, **keywords: Any) -> tuple[float, float]:
     """Returns the accuracy and the loss of digits that no rank has seen."""
     torch.manual_seed(3)
     images, classes = digits()
     images = images.flatten(1)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    if overlaps:
+        keywords["overlap_forward"] = model
     optimizer = tw.DistributedOptimizer(inner, model.named_parameters(), name=name, **keywords)
     own = torch.arange(_HELD_OUT + tw.rank(), len(classes), tw.size())
     generator = torch.Generator().manual_seed(tw.rank())
@@ -50,6 +52,8 @@ def _learned(name: str, **keywords: Any) -> tuple[float, float]:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images[chosen]), classes[chosen]).backward()
         optimizer.step()
+    if overlaps:
+        optimizer.synchronize_parameters()
     same_everywhere(model, name)
     with torch.no_grad():
         guessed = model(images[:_HELD_OUT])
@@ -154,8 +158,48 @@ def ranks_without_a_gradient() -> None:
 
 
 def other_ways_of_an_optimizer() -> None:
-    accuracy, _ = _learned("patient", compression=OneBit(bytes_min=0), patience=20.0)
+    compression = OneBit(bytes_min=0)
+    accuracy, _ = _learned("patient", compression=compression, patience=20.0)
     assert accuracy > 0.85, accuracy
+    accuracy, _ = _learned("overlapping", overlaps=True, compression=compression)
+    assert accuracy > 0.85, accuracy
+
+
+def passes_of_a_step() -> None:
+    """What a step's passes have added up is compressed once."""
+    model = _model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = tw.DistributedOptimizer(
+        inner,
+        model.named_parameters(),
+        name="passes",
+        backward_passes_per_step=2,
+        compression=TopK(1, bytes_min=0),
+    )
+    first: np.ndarray = np.zeros((5, 40), np.float32)
+    second: np.ndarray = np.zeros((5, 40), np.float32)
+    first[0, 0], first[1, 1], second[1, 1] = 3, 2, 2
+    optimizer.zero_grad()
+    for gradient in (first, second):
+        (model.weight * torch.from_numpy(gradient)).sum().backward()
+    optimizer.step()
+    weight = model.weight.detach().numpy()
+    assert np.flatnonzero(weight).tolist() == [41], weight  # 4 is sent, and 3 remembered.
+
+
+def ranks_that_end_early() -> None:
+    """Within join(), ranks that are done give zeros, and the others' averages go on."""
+    model = _model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = tw.DistributedOptimizer(
+        inner, model.named_parameters(), name="early", compression=RandomK(9, bytes_min=0)
+    )
+    with optimizer.join():
+        for step in range(1 + tw.rank()):
+            average = _averaged(model, optimizer, _gradient(tw.rank(), step))
+            assert np.count_nonzero(average) == 9, np.count_nonzero(average)
+            optimizer.step()
+    same_everywhere(model, "early")
 
 
 def another_compressor_later() -> None:
@@ -203,6 +247,8 @@ def main() -> int:
         ranks_without_a_gradient,
         learning,
         other_ways_of_an_optimizer,
+        passes_of_a_step,
+        ranks_that_end_early,
         another_compressor_later,
     )
     return 0

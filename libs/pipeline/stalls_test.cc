@@ -63,19 +63,6 @@ TEST_CASE("Stalls: a round that waits for a rank of this node ends the job", "[p
   CHECK(f.Of<ReportLost>(f.all).size() == 1);
 }
 
-TEST_CASE("Stalls: a round that was given up waits for nobody", "[pipeline]") {
-  Impatient f(2);
-  f.Start(MakeView(1, {2, 1}, 1));
-  f.Open(Spec("w", 10, DType::kF32, Op::kCopy, 2));
-  f.Push(0, 0, 1);
-  CHECK_THAT(f.member.WhomItWaitsFor(TensorIndex{0}, Round{1}), Contains("rank 1 (local rank 1"));
-  f.Push(1, 0, 1);
-  f.OnView(MakeView(2, {2}, 1));  // Without the root.
-  f.AnswerAll(8 << 20);
-  REQUIRE(f.member.FindTensor(Key("w"))->failed_status == Status::kAborted);
-  CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{1}) == "");
-}
-
 TEST_CASE("Stalls: a round that waits for ranks of other nodes ends the job", "[pipeline]") {
   Impatient f(1);
   f.Start(MakeView(1, {1, 2, 1}, 1));

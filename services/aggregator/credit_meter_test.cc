@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "services/aggregator/credit_meter.h"
 
+#include <cstdint>
+
 #include <catch2/catch.hpp>
+
+#include "libs/base/bytes.h"
+#include "libs/wire/frames.h"
 
 namespace talweg::aggregator {
 namespace {

@@ -380,8 +380,6 @@ TEST_CASE("AgentCore: a broadcast whose root is gone is aborted, and unusable fr
   REQUIRE(again.size() == 1);
   CHECK(again[0].status == Status::kAborted);
   CHECK(again[0].text.find("is gone") != std::string::npos);
-  // It is not said to wait for the rank that has pushed it.
-  CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{2}) == "");
 }
 
 TEST_CASE("AgentCore: a broadcast that is given up still gives others the round before",

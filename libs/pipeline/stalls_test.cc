@@ -118,6 +118,21 @@ TEST_CASE("Stalls: a round that has gone on without a node waits from the node's
   CHECK_THAT(f.failure(), Contains("tensor 'w' has waited for rank 3 of node 2 for 5000 ms"));
 }
 
+TEST_CASE("Stalls: a round that was given up is not said to wait for who has pushed it",
+          "[pipeline]") {
+  Impatient f(1);
+  f.Start(MakeView(1, {1, 1, 1}, 1));
+  f.Open(Spec("w", 10, DType::kF32, Op::kCopy, 2));
+  f.Push(0, 0, 1);
+  f.Flush();
+  f.OnView(MakeView(2, {1, 1}, 1));  // Without the root.
+  f.AgreeTo(f.AnswerAll());
+  f.Decide("w", wire::Verdict::kAbort, 1);
+  f.Push(0, 0, 2);
+  REQUIRE(f.member.FindTensor(Key("w"))->failed_status == Status::kAborted);
+  CHECK(f.member.WhomItWaitsFor(TensorIndex{0}, Round{2}) == "");
+}
+
 TEST_CASE("Stalls: a round that nobody waits for may stay open", "[pipeline]") {
   Impatient f(2);
   f.Start(MakeView(1, {2}, 0));

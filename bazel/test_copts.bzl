@@ -9,6 +9,4 @@ TEST_COPTS = ["-O1"]
 CATCH2_COPTS = TEST_COPTS + [
     "-include",
     "bazel/deps/catch2/precompiled.hpp",
-    # g++ 12 warns of std::string's own code where it has read that precompiled.
-    "-Wno-restrict",
 ]

@@ -49,6 +49,7 @@ def _macros(package: str) -> dict[str, Any]:
     environment = {
         "native": Native(),
         "select": lambda _: [],
+        "CATCH2_COPTS": [],
         "check_edges": _layers(package)["check_edges"],
         "cc_fuzz_test": nothing,
         "cc_proto_codegen": nothing,

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include <catch2/catch.hpp>
+
 #include "libs/base/check.h"
 #include "libs/base/encoding.h"
 #include "libs/encoding/codec.h"
@@ -64,6 +66,16 @@ inline bool Decodes(Encoding encoding, const Buffer& encoded, size_t bytes, Buff
   const bool decodes = Codecs().Decode(encoding, encoded, memory.inside());
   plain = memory.First(bytes);
   return decodes;
+}
+
+// For encodings that never take more than the bytes themselves, and give them back.
+inline void CheckComesBack(Encoding encoding, const Buffer& plain) {
+  const Buffer encoded = Encoded(encoding, plain, 1);
+  CAPTURE(EncodingName(encoding), plain.size(), encoded.size());
+  REQUIRE(encoded.size() <= plain.size());
+  Buffer back;
+  REQUIRE(Decodes(encoding, encoded, plain.size(), back));
+  REQUIRE(back == plain);
 }
 
 }  // namespace talweg::encoding

@@ -48,6 +48,8 @@ class Turns:
             Lock=lambda: _Lock(self, is_recursive=False),
             RLock=lambda: _Lock(self, is_recursive=True),
             Event=lambda: _Event(self),
+            Condition=lambda: _Condition(self),
+            Thread=lambda target, name, daemon: _Started(self, target, name),
             Timer=lambda after_s, call: _Timer(self, after_s, call),
         )
         self.time = SimpleNamespace(monotonic=lambda: self.now)
@@ -231,3 +233,30 @@ class _Timer:
             self._call()
 
         self._turns.start("a timer", run, is_needed=False)
+
+
+class _Condition(_Lock):
+    """A condition with a lock of its own. notify_all() only lets others have a turn."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__(turns, is_recursive=True)
+
+    def wait_for(self, is_true: Callable[[], bool], timeout: float | None = None) -> bool:
+        assert self._depth == 1 and self._owner is self._turns.own()
+        if is_true():
+            return True
+        self.release()
+        self._turns.wait(lambda: self._depth == 0 and is_true(), timeout)
+        self.acquire()
+        return is_true()
+
+    def notify_all(self) -> None:
+        pass
+
+
+class _Started:
+    def __init__(self, turns: Turns, target: Callable[[], Any], name: str) -> None:
+        self._turns, self._target, self._name = turns, target, name
+
+    def start(self) -> None:
+        self._turns.start(self._name, self._target, is_needed=False)

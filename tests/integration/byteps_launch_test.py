@@ -541,7 +541,7 @@ class CommandsTest(unittest.TestCase):
                 shared(BYTEPS_GLOBAL_RANK="2"),
                 r"BYTEPS_GLOBAL_RANK, the global_rank of resume\(\), is 2; .* must be 0 to 1",
             ),
-            ({"BYTEPS_ENABLE_ASYNC": "1"}, "BYTEPS_ENABLE_ASYNC=1 is not offered.*CrossBarrier"),
+            ({"BYTEPS_ENABLE_ASYNC": "2"}, "BYTEPS_ENABLE_ASYNC is '2'; it must be 0 or 1"),
             ({"BYTEPS_PARTITION_BYTES": "100"}, "BYTEPS_PARTITION_BYTES is '100'; .* 4096 to"),
             ({"DMLC_ENABLE_RDMA": "ucx"}, "DMLC_ENABLE_RDMA=ucx is not offered"),
         ):

@@ -38,6 +38,10 @@ class MxnetTest(unittest.TestCase):
     def test_values_of_wrong_types(self) -> None:
         job.run([sys.executable, "-P", str(job.PROGRAMS / "wrong_types.py"), "mxnet"])
 
+    def test_asynchronous_steps_are_refused(self) -> None:
+        program = str(job.PROGRAMS / "asynchronous_refused.py")
+        job.run([sys.executable, "-P", program, "byteps.mxnet"])
+
     def test_the_names(self) -> None:
         """Both names are the same module, so there is one state."""
         self.assertIs(byteps.mxnet, talweg.byteps.mxnet)

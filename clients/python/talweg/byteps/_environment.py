@@ -209,13 +209,13 @@ _DATA = [
         "Priorities always count.",
     ),
     _none("BYTEPS_OMP_THREAD_PER_GPU", number(1, 1024), "4", "Sums are vectorised, on one thread."),
-    Variable(
+    _honoured(
         "BYTEPS_ENABLE_ASYNC",
         SWITCH,
         "0",
-        Effect.REFUSED,
-        "every round is a sum over all ranks. Unset it, and hide the waiting with CrossBarrier "
-        "(talweg.torch: overlap_forward) or synchronise less often with backward_passes_per_step.",
+        "byteps.torch.DistributedOptimizer adds up the steps of ranks that do not wait for each other "
+        "(docs/asynchronous.md). byteps.tensorflow, byteps.keras, byteps.mxnet, CrossBarrier and "
+        "DistributedDataParallel refuse it.",
     ),
     _none("BYTEPS_ENABLE_IPC", SWITCH, "0", "Processes of one host always meet in shared memory."),
 ]

@@ -36,6 +36,7 @@ from talweg import (
 )
 from talweg._torch_backend import register as _register
 from talweg.errors import TalwegError
+from talweg.torch._asynchronous import AsynchronousOptimizer
 from talweg.torch._broadcasts import (
     broadcast,
     broadcast_,
@@ -110,6 +111,7 @@ send = _calls.send
 send_async = _calls.send_async
 
 __all__ = [
+    "AsynchronousOptimizer",
     "DiLoCo",
     "DistributedOptimizer",
     "Elastic",

@@ -15,7 +15,8 @@ from talweg._collectives import objects
 from talweg._digest import Hashing
 from talweg._elastic.sampler import ElasticSampler
 from talweg._elastic.state import State
-from talweg.errors import InvalidArgument, Mismatch
+from talweg.errors import InvalidArgument, Mismatch, Unsupported
+from talweg.torch._asynchronous import is_asynchronous
 from talweg.torch._local_sgd import local_steps_of
 from talweg.torch._replay import TorchReplay
 from talweg.torch._sharded import refuse_sharded
@@ -113,6 +114,11 @@ class Elastic(State):
 
     def begin(self) -> bool:
         refuse_sharded(self._values)  # The program may have sharded a model since.
+        if any(is_asynchronous(value) for value in self._values.values()):
+            raise Unsupported(
+                "an AsynchronousOptimizer in an Elastic state: a joiner would need what other ranks "
+                "have under way. Use a DistributedOptimizer, LocalSGD or DiLoCo where nodes join"
+            )
         # A rank that begins again, because others were lost, keeps the value of the first begin().
         if self._sampler is not None and not self._values["full_step"]:
             self._values["full_step"] = self._sampler.batch_size * _client.current().size

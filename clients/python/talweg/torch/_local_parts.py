@@ -154,13 +154,17 @@ class Fragment:
     def buffer(self, parts: list[Part]) -> torch.Tensor:
         """Returns memory for what travels of `parts`. It is the same from one time to the next."""
         if self._buffer_of != parts:
-            length = sum(-(-part.local.numel() // _BLOCK) * _BLOCK for part in parts)
-            is_double = any(part.dtype is torch.float64 for part in parts)
-            dtype = torch.float64 if is_double else torch.float32
-            device = parts[0].parameter.device
-            self._buffer = torch.zeros(length, dtype=dtype, device=device)
+            self._buffer = zeros_for(parts, parts[0].parameter.device)
             self._buffer_of = list(parts)
         return self._buffer
+
+
+def zeros_for(parts: Sequence[Part], device: torch.device | str) -> torch.Tensor:
+    """Returns memory in which each part has its place: see slices_of()."""
+    length = sum(-(-part.local.numel() // _BLOCK) * _BLOCK for part in parts)
+    is_double = any(part.dtype is torch.float64 for part in parts)
+    dtype = torch.float64 if is_double else torch.float32
+    return torch.zeros(length, dtype=dtype, device=device)
 
 
 def slices_of(parts: Iterable[Part], buffer: torch.Tensor) -> Iterator[tuple[Part, torch.Tensor]]:

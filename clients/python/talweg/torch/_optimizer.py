@@ -368,13 +368,14 @@ def distribute(
 
 
 def take_back(optimizer: Any) -> None:
-    """Undoes an earlier distribute() of `optimizer`. Raises InvalidArgument if it makes local steps:
-    then ranks may have different parameters, and a gradient says nothing of that.
+    """Undoes an earlier distribute() of `optimizer`. Raises InvalidArgument if its ranks make steps
+    of their own: then they may have different parameters, and a gradient says nothing of that.
     """
-    if "_talweg_local" in vars(optimizer):
+    if vars(optimizer).keys() & {"_talweg_local", "_talweg_asynchronous"}:
         raise InvalidArgument(
-            "this optimizer makes local steps (LocalSGD or DiLoCo): call its flush() at all ranks, and "
-            "make a plain optimizer to distribute"
+            "this optimizer's ranks make steps of their own (LocalSGD, DiLoCo or "
+            "AsynchronousOptimizer): call its flush() at all ranks, and make a plain optimizer to "
+            "distribute"
         )
     undo(optimizer)
 

@@ -12,6 +12,9 @@ import torch
 from talweg import _client
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
+from talweg.byteps import _asynchrony
+from talweg.errors import Unsupported
+from talweg.torch._asynchronous import AsynchronousOptimizer
 from talweg.torch._optimizer import distribute, name_parameters
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -35,6 +38,20 @@ def make_averager(
     )
 
 
+def _make_asynchronous(
+    optimizer: OptimizerT, named_parameters: Iterable[Any] | None, compression: Any
+) -> OptimizerT:
+    if compression is not Compression.none:
+        raise Unsupported(
+            "BYTEPS_ENABLE_ASYNC=1 with compression is not offered by Talweg: ranks send how far their "
+            "steps have moved parameters. Leave compression out, or set TALWEG_ENCODING=int8"
+        )
+    pairs = gradients.check_names(optimizer, named_parameters)
+    named = name_parameters(optimizer, pairs)
+    name = gradients.next_name(_client.current(), "byteps.asynchronous")
+    return AsynchronousOptimizer(optimizer, named, ahead=0, name=name)
+
+
 def DistributedOptimizer(
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
@@ -46,7 +63,12 @@ def DistributedOptimizer(
     The optimizer gets synchronize(), skip_synchronize() and set_backward_passes_per_step(n). When
     backward() returns, the averages stand in `.grad`. `compression` is one of Compression, or a value
     of talweg.compression. See talweg.torch.DistributedOptimizer().
+
+    With BYTEPS_ENABLE_ASYNC=1 gradients stay as they are, and the ranks' steps are added up without
+    any rank waiting for another. See talweg.torch.AsynchronousOptimizer().
     """
+    if _asynchrony.is_asked_for():
+        return _make_asynchronous(optimizer, named_parameters, compression)
     make = partial(
         make_averager, optimizer, named_parameters, compression, backward_passes_per_step, "byteps"
     )

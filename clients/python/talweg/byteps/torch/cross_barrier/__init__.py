@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import talweg.byteps.torch as bps
+from talweg.byteps import _asynchrony
 from talweg.byteps.torch import *  # noqa: F403
 from talweg.byteps.torch._optimizer import make_averager
 from talweg.torch._optimizer import distribute
@@ -33,6 +34,7 @@ def CrossBarrier(
     them. The update of a parameter must depend on that parameter alone, as in SGD, Adam, RMSprop
     and similar optimizers. See `overlap_forward` of talweg.torch.DistributedOptimizer().
     """
+    _asynchrony.refuse("CrossBarrier")
     pairs = list(model.named_parameters() if named_parameters is None else named_parameters)
     make = partial(
         make_averager, optimizer, pairs, compression, backward_passes_per_step, "byteps.cross"

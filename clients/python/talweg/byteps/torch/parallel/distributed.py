@@ -14,6 +14,7 @@ import talweg.torch as tw
 from talweg import _client
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
+from talweg.byteps import _asynchrony
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -32,6 +33,7 @@ class DistributedDataParallel(torch.nn.Module):
         compression: Any = Compression.none,
     ) -> None:
         super().__init__()
+        _asynchrony.refuse("DistributedDataParallel")
         if device_ids is not None and len(device_ids) != 1:
             raise AssertionError(
                 f"device_ids is {device_ids}; a rank has one device: pass [local_rank], or None for "

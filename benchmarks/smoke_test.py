@@ -51,10 +51,11 @@ class SmokeTest(unittest.TestCase):
         cls.addClassCleanup(cls.scratch.cleanup)
         cls.output = Path(cls.scratch.name)
         scenarios = ["one_node", "aggregator_host", "own_aggregators", "shaped_links"]
-        scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels", "growth"]
+        scenarios += ["long_links", "model_tensors", "first_step", "idle", "kernels"]
         scenarios += ["transports"]
-        scenarios += ["lanes", "collectives", "recovery", "loss_curve", "fairness"]
+        scenarios += ["lanes", "collectives", "fairness"]
         if _FULL:
+            scenarios += ["growth", "recovery", "loss_curve"]
             scenarios += ["training_step", "training_step_hosts", "torch_backend", "local_steps"]
             scenarios += ["sparse", "compressed_steps"]
         status, text = run(cls.output, f"--scenario={','.join(scenarios)}", f"--beside={_RUNFILES}")
@@ -146,6 +147,7 @@ class SmokeTest(unittest.TestCase):
             self.assertEqual(result["failure"], "")
             self.assertGreater(result["gigabytes_per_s_median"], 0)
 
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
     def test_growth(self) -> None:
         data = self.document["data"].get("growth", {})
         if not data:
@@ -159,6 +161,7 @@ class SmokeTest(unittest.TestCase):
             self.assertGreater(figures["socket_servers_cpu_s_per_gigabyte"], 0)
         self.assertEqual(len(data["tensors"]), 2)
 
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
     def test_kills_and_returns(self) -> None:
         data = self.document["data"]["recovery"]
         kinds = ("rank", "agent", "aggregator", "scheduler", "host cut off", "rank with torch")
@@ -175,6 +178,7 @@ class SmokeTest(unittest.TestCase):
         pauses = [text for text in bars if "the longest pause of a survivor" in text]
         self.assertEqual(len(pauses), 2, bars)
 
+    @unittest.skipUnless(_FULL, "takes long: ./test --full")
     def test_the_loss_between_kills(self) -> None:
         data = self.document["data"]["loss_curve"]
         self.assertEqual(len(data["killed"]["kills"]), 1)

@@ -15,7 +15,7 @@ from talweg.errors import Aborted
 from turns import Turns
 
 # More are tried with TALWEG_SEEDS, from TALWEG_FIRST_SEED on.
-_SEEDS = int(os.environ.get("TALWEG_SEEDS", "25"))
+_SEEDS = int(os.environ.get("TALWEG_SEEDS", "10"))
 _FIRST_SEED = int(os.environ.get("TALWEG_FIRST_SEED", "0"))
 # The most ranks. Number i counts the steps of rank i. The last number is random.
 _RANKS_MAX = 4

@@ -50,7 +50,7 @@ class AsynchronousFaultsTest(unittest.TestCase):
 
     def test_an_aggregator_is_lost(self) -> None:
         with Cluster(with_torch=True) as cluster:
-            job = self._job(cluster, aggregators=2)
+            job = self._job(cluster, _CONTINUE, aggregators=2)
             job.aggregators[0].kill()
             for rank in job.all_ranks():
                 rank.goes_on()

@@ -23,6 +23,8 @@ namespace talweg::sim {
 namespace {
 
 constexpr uint64_t kLives = 10'000;
+// New seeds add up from run to run.
+constexpr uint64_t kNewLives = 5'000;
 // With a sanitizer, a life takes several times as long.
 constexpr uint64_t kSanitizedLives = 1'000;
 // With fewer lives than this, chance decides which points are reached.
@@ -52,11 +54,11 @@ std::string ReplayText(const Choice& choice) {
          KindName(choice.kind) + " --seed=" + std::to_string(choice.seed);
 }
 
-uint64_t LivesWanted() {
+uint64_t LivesWanted(uint64_t usually) {
   if (const char* const lives = std::getenv("TALWEG_SIM_LIVES")) {
     return std::strtoull(lives, nullptr, 10);
   }
-  return std::getenv("TALWEG_SANITIZER") != nullptr ? kSanitizedLives : kLives;
+  return std::getenv("TALWEG_SANITIZER") != nullptr ? kSanitizedLives : usually;
 }
 
 // Returns a seed that no run has drawn before, or the one that the environment names to repeat a
@@ -130,7 +132,7 @@ TEST_CASE("Lives that once broke something break nothing now", "[sim]") {
 
 TEST_CASE("Clusters live through every fault without breaking an invariant", "[sim]") {
   if (!IsOfThisPart(0)) return;
-  const uint64_t wanted = LivesWanted();
+  const uint64_t wanted = LivesWanted(kLives);
   Lives lives;
   for (uint64_t life = 0; life < wanted && lives.Add(ChoiceOf(life, 0)); ++life) {
   }
@@ -166,7 +168,7 @@ TEST_CASE("Clusters live through lives that nobody has seen before", "[sim]") {
   const char* const soak = std::getenv("TALWEG_SOAK_S");
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(soak != nullptr ? std::atoi(soak) : 0);
-  const uint64_t wanted = LivesWanted();
+  const uint64_t wanted = LivesWanted(kNewLives);
   const uint64_t first = FirstNewSeed();
   // Printed before the first life, so that the seeds are known whatever becomes of this process.
   std::cout << "new seeds from " << first << " on; the same again: ./test --first-seed=" << first

@@ -133,6 +133,7 @@ void Pushes::OnPush(const Push& push, int64_t now_ns, Effects& out) {
       tensor.pushed_count == 0 ? push.priority : std::max(tensor.priority, push.priority);
   AddPush(tensor, push.rank, now_ns);
   if (tensor.contributed()) return Contribute(tensor, out);
+  if (rounds_->GiveUpDead(tensor, out)) return;
   timer_->Ask(tensor.next_notice_ns);
   HurryIfAlone(tensor, now_ns);
   CheckLeftRanks(tensor, out);

@@ -89,6 +89,30 @@ TEST_CASE("Pushes: the tensor that was ready first is first, whichever rank push
   CHECK(second.order < first.order);
 }
 
+TEST_CASE("Pushes: the first push of a dead tensor's round ends it for all local ranks",
+          "[pipeline]") {
+  Pushing p;
+  AgentTensor& tensor = p.Open(Spec("w", 8, DType::kF32, Op::kCopy, 1));
+  tensor.is_dead = true;
+  SECTION("at once") {
+    p.Push(1, tensor);
+    REQUIRE(p.Of<CompleteRound>().size() == 1);
+    CHECK(p.Of<CompleteRound>()[0].round == Round{1});
+    CHECK(p.Of<CompleteRound>()[0].status == Status::kAborted);
+    CHECK_THAT(p.Of<CompleteRound>()[0].text, Contains("one of its ranks is gone"));
+    p.out.clear();
+    p.Push(0, tensor);
+    REQUIRE(p.Of<CompleteRound>().size() == 1);
+    CHECK(p.Of<CompleteRound>()[0].status == Status::kAborted);
+  }
+  SECTION("when its primary owner has decided about the round before") {
+    tensor.AwaitDecision({});
+    p.Push(1, tensor);
+    CHECK(p.Of<CompleteRound>().empty());
+    CHECK(tensor.failed_status == Status::kOk);
+  }
+}
+
 TEST_CASE("Pushes: a push that breaks the rules fails its rank, with the reason", "[pipeline]") {
   Pushing p;
   AgentTensor& tensor = p.Open(Spec("w", 8));

@@ -11,27 +11,34 @@
 
 namespace talweg::pipeline {
 
-bool Rounds::MaySend(const AgentTensor& tensor) const {
+bool Rounds::IsDecided(const AgentTensor& tensor) const {
   return views_->is_past_fences() && tensor.state == TensorState::kOpen &&
-         !tensor.awaits_decision() && !tensor.WaitsForPushes();
+         !tensor.awaits_decision();
+}
+
+bool Rounds::MaySend(const AgentTensor& tensor) const {
+  return IsDecided(tensor) && !tensor.WaitsForPushes();
+}
+
+bool Rounds::GiveUpDead(AgentTensor& tensor, Effects& out) {
+  if (!tensor.is_dead || !IsDecided(tensor) || tensor.finish()) return false;
+  if (tensor.pushed_count == 0 && !tensor.contributed()) return false;
+  const bool lost_root =
+      tensor.spec.collective.has_root() && !views_->present()->IndexOf(tensor.root_member);
+  failures_->GiveUp(
+      tensor, Status::kAborted,
+      "tensor '" + tensor.spec.name + "': " +
+          (lost_root ? "its root (local rank " + std::to_string(tensor.root_local_rank.value()) +
+                           " of node " + std::to_string(tensor.root_member.node.value()) + ")"
+                     : "one of its ranks") +
+          " is gone; end the step (in Python: end_step()), or use a root or a process set of "
+          "ranks that are there",
+      out);
+  return true;
 }
 
 void Rounds::Queue(AgentTensor& tensor, Effects& out) {
-  if (!MaySend(tensor)) return;
-  if (!tensor.finish() && tensor.is_dead) {
-    const bool lost_root =
-        tensor.spec.collective.has_root() && !views_->present()->IndexOf(tensor.root_member);
-    failures_->GiveUp(
-        tensor, Status::kAborted,
-        "tensor '" + tensor.spec.name + "': " +
-            (lost_root ? "its root (local rank " + std::to_string(tensor.root_local_rank.value()) +
-                             " of node " + std::to_string(tensor.root_member.node.value()) + ")"
-                       : "one of its ranks") +
-            " is gone; end the step (in Python: end_step()), or use a root or a process set of "
-            "ranks that are there",
-        out);
-    return;
-  }
+  if (GiveUpDead(tensor, out) || !MaySend(tensor)) return;
   const ActiveRound round(tensor);
   // No other node takes part, so no owner would end the round.
   if (!tensor.finish() && !tensor.given.disagreement.empty() && round.IsPrivate()) {

@@ -39,6 +39,9 @@ class Rounds {
 
   // Whether slices of the active round may leave.
   bool MaySend(const AgentTensor& tensor) const;
+  // Ends the open round of a dead tensor as soon as one local rank has pushed it, and returns true.
+  // The others may have taken the end of an earlier round, and push it no more.
+  bool GiveUpDead(AgentTensor& tensor, Effects& out);
   // Queues the idle slices, if they may leave. Ends a round that can have no result.
   void Queue(AgentTensor& tensor, Effects& out);
 
@@ -57,6 +60,8 @@ class Rounds {
   void Abort(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
 
  private:
+  // Whether nobody has yet to say what becomes of the active round.
+  bool IsDecided(const AgentTensor& tensor) const;
   // Whether `entry` is a result of a slice that this node has sent, and fits it.
   bool IsExpected(const AgentTensor& tensor, Incarnation incarnation,
                   const wire::Result& entry) const;

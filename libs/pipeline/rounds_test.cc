@@ -177,6 +177,19 @@ TEST_CASE("Rounds: a tensor that has lost a rank it needs is given up, and names
   CHECK(r.Of<CompleteRound>()[0].status == Status::kAborted);
 }
 
+TEST_CASE("Rounds: a dead tensor's round ends though a local rank has yet to push it",
+          "[pipeline]") {
+  InRounds r(MakeView(1, {2, 1}, 1), 2);
+  AgentTensor& tensor = r.Open(Spec("w", 8, DType::kF32, Op::kCopy, 1));
+  tensor.is_dead = true;
+  r.rounds.Queue(tensor, r.out);
+  CHECK(tensor.failed_status == Status::kOk);  // Nobody waits for it.
+  r.tensors.AddPush(tensor, LocalRank{1});
+  r.rounds.Queue(tensor, r.out);
+  CHECK(tensor.failed_status == Status::kAborted);
+  REQUIRE(r.Of<CompleteRound>().size() == 1);
+}
+
 TEST_CASE("Rounds: a dead tensor's held round still leaves for others", "[pipeline]") {
   InRounds r;
   AgentTensor& tensor = r.Open(Spec("w", 8, DType::kF32, Op::kCopy, 1));

@@ -62,6 +62,9 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kHasty, 5'360'020'563},
     // A round is said to wait for ranks who have pushed it, after its root was lost.
     {Kind::kHasty, 5'360'470'695},
+    // A rank declares a dead tensor after the other ranks of its node were told so. Its first round
+    // waits for them, and they for the rank.
+    {Kind::kGathers, 5'360'549'096},
 };
 
 }  // namespace talweg::sim

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks with local steps compare, and make equal, when they agree: docs/local_steps.md."""
+"""What ranks that make steps of their own compare, and make equal, when they agree."""
 
 from __future__ import annotations
 

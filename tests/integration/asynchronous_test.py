@@ -49,6 +49,7 @@ class AsynchronousTest(unittest.TestCase):
         line = job.command("asynchronous_byteps.py", nodes=2, ranks=(2, 1), forks=self.forks)
         output = job.run(line, {"BYTEPS_ENABLE_ASYNC": "1"})
         self.assertEqual(output.count("done"), 3, output)
+        self.assertEqual(output.count("push_pull() waits for all ranks"), 3, output)
 
     def test_what_is_learned_beside_a_slow_rank(self) -> None:
         line = [job.TOOL, "run", "--nodes=2", "--ranks-per-node=2", "--aggregators=1", "--"]

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import job
 from byteps_commands import run
-from talweg._compat.environment import Effect, VariableError
+from talweg._compat.environment import VariableError
 from talweg.byteps import _cores, _job, _trace
 from talweg.byteps._environment import TABLE
 from talweg.errors import TalwegError, Unsupported
@@ -247,10 +247,12 @@ class VariablesTest(unittest.TestCase):
             _job.worker_of({"BYTEPS_GLOBAL_RANK": "4", "BYTEPS_LOCAL_RANK": "1"}, 2)
 
     def test_refusals_have_a_remedy(self) -> None:
-        for variable in TABLE.by_name.values():
-            if variable.effect is Effect.REFUSED:
-                with self.assertRaises(Unsupported):
-                    variable.check("1")
+        refused = [each for each in TABLE.by_name.values() if each.refused]
+        self.assertGreater(len(refused), 0)
+        for variable in refused:
+            for value in variable.refused:
+                with self.assertRaisesRegex(Unsupported, re.escape(variable.remedy)):
+                    variable.check(value)
 
 
 class CoresTest(unittest.TestCase):

@@ -37,7 +37,8 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         with optimizer.skip_synchronize():
             optimizer.step()
-    metric = bps.push_pull(torch.full((3,), float(bps.rank())), name="metric")
+    metric = bps.push_pull(torch.full((3,), float(bps.rank())), name="metric")  # Warns, once.
+    bps.push_pull(torch.ones(3), name="metric")
     assert (metric == (bps.size() - 1) / 2).all(), metric
     optimizer.flush()
     same_everywhere(model, "byteps")

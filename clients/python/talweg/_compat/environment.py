@@ -61,12 +61,11 @@ ANY = text()
 class Effect(Enum):
     HONOURED = "honoured"
     NONE = "no effect"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable. `meaning` says how it is honoured, why it is not, or what to use instead."""
+    """A variable. `meaning` says how it is honoured, or why it is not."""
 
     name: str
     kind: Kind
@@ -84,8 +83,6 @@ class Variable:
             raise VariableError(f"{self.name} is '{value}'; it must be {self.kind.allowed}")
         if value in self.refused:
             raise Unsupported(f"{self.name}={value} is not offered by Talweg: {self.remedy}")
-        if self.effect is Effect.REFUSED and value != self.default:
-            raise Unsupported(f"{self.name}={value} is not offered by Talweg: {self.meaning}")
 
 
 class Table:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from talweg.byteps._environment import TABLE
@@ -10,6 +11,7 @@ from talweg.errors import Unsupported
 
 # The imported modules that do not.
 _others: set[str] = set()
+_has_warned = False
 
 
 def is_asked_for() -> bool:
@@ -37,3 +39,15 @@ def require_offered() -> None:
     """Raises Unsupported if a module that is imported makes no asynchronous steps."""
     for module in sorted(_others):
         refuse(module)
+
+
+def warn_of_rounds() -> None:
+    """Warns once, if asynchronous steps are asked for, that push_pull() makes none."""
+    global _has_warned
+    if _has_warned or not is_asked_for():
+        return
+    _has_warned = True
+    logging.getLogger("byteps").warning(
+        "push_pull() waits for all ranks, also with BYTEPS_ENABLE_ASYNC=1: DistributedOptimizer alone "
+        "makes asynchronous steps"
+    )

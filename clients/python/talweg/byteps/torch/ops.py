@@ -13,6 +13,7 @@ from talweg._compat.torch import rounds
 from talweg._compat.torch.compression import Compression
 from talweg._compat.torch.gradients import require_cast
 from talweg._declaration import Op
+from talweg.byteps import _asynchrony
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.errors import InvalidArgument, WrongType
@@ -46,6 +47,7 @@ def _start(
         raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
     if not isinstance(tensor, torch.Tensor):
         raise WrongType(f"push_pull: expected a torch.Tensor, got {type(tensor).__name__}")
+    _asynchrony.warn_of_rounds()
     op = Op.AVERAGE if average else Op.SUM
     life, wire_name = session.current(), _name(name)
     if wire_name is not None:

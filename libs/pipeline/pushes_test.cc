@@ -105,7 +105,7 @@ TEST_CASE("Pushes: the first push of a dead tensor's round ends it for all local
     REQUIRE(p.Of<CompleteRound>().size() == 1);
     CHECK(p.Of<CompleteRound>()[0].status == Status::kAborted);
   }
-  SECTION("when its primary owner has decided about the round before") {
+  SECTION("not before its primary owner has decided about the round before") {
     tensor.AwaitDecision({});
     p.Push(1, tensor);
     CHECK(p.Of<CompleteRound>().empty());

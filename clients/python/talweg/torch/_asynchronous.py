@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import sys
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,32 +12,21 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from talweg import _client
-from talweg._client import Client
 from talweg._collectives.process_sets import ProcessSet
-from talweg._exchange.meeting_ranks import JobRanks
-from talweg._exchange.meetings import Meetings, Phase
-from talweg.errors import InvalidArgument, Mismatch
-from talweg.torch import _local_agreement as agreement
+from talweg._exchange.asynchronous import AsynchronousSteps, require_whole
+from talweg.errors import InvalidArgument
+from talweg.torch._local_agreement import bytes_of
 from talweg.torch._local_parts import Part, require_dense, slices_of, zeros_for
-from talweg.torch._local_rounds import Rounds, first_that_differ
 from talweg.torch._optimizer import OptimizerT, name_parameters
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 _CALLER = "AsynchronousOptimizer"
 
 
-class AsynchronousSteps:
-    """What an optimizer's steps change, and the meetings that tell other ranks. One thread at a time."""
+class _Parameters:
+    """A model's parameters. See asynchronous.Parameters."""
 
-    def __init__(
-        self,
-        named: Sequence[tuple[str, torch.nn.Parameter]],
-        ahead: int,
-        lead: int | None,
-        name: str,
-        process_set: ProcessSet | None,
-    ) -> None:
+    def __init__(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         for each, parameter in named:
             require_dense(_CALLER, each, parameter)
         self._parts = [
@@ -48,59 +34,31 @@ class AsynchronousSteps:
             for each, parameter in named
             if parameter.numel() > 0 and (parameter.is_floating_point() or parameter.is_complex())
         ]
-        self._arguments = f"ahead={ahead}, lead={lead}"
-        client = _client.current()
-        self._rounds = Rounds(client, _CALLER, name, process_set)
-        self._ranks = JobRanks(client, name, process_set, self._rounds.title)
-        # This rank's parameters as they were after the last merge.
+        # The parameters as they were after the last merge.
         self._base = zeros_for(self._parts, "cpu")
-        shared = zeros_for(self._parts, "cpu").numpy()
-        self._meetings = Meetings(self._ranks, shared, ahead, lead)
-        self._resumed = 0.0  # When the program's own part of a step has begun.
-        client.call_before_closing(self._end)
-        _client.call_when_replaced(self._use)
 
-    def _use(self, client: Client) -> None:
-        """Goes on with `client`, the process's new one."""
-        self._rounds.use(client)
-        self._ranks.use(client)
-        client.call_before_closing(self._end)
+    def zeros(self) -> np.ndarray:
+        return zeros_for(self._parts, "cpu").numpy()
 
-    def _end(self) -> None:
-        """Meets the others until all have ended, unless this rank ends by an error."""
-        has_failed = sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
-        if self._meetings.phase is Phase.MEETING and not has_failed:
-            self.flush()
+    def texts(self) -> list[str]:
+        return list(map(str, self._parts))
 
-    def require_resting(self, call: str) -> None:
-        """Raises InvalidArgument between a first step and flush()."""
-        if self._meetings.phase not in (Phase.RESTING, Phase.FAILED):
-            raise InvalidArgument(
-                f"{self._rounds.title}: {call} while ranks meet, which would be a movement of this "
-                "rank: call flush() at all ranks before"
-            )
-
-    def before_step(self) -> None:
-        self._meetings.require()
-        if self._meetings.phase is Phase.RESTING and self._ranks.size > 1:
-            self._agree()
-            self._resumed = time.monotonic()
-            self._meetings.start()
-
-    def after_step(self) -> None:
-        if self._ranks.size > 1:
-            self._meetings.step(self._merge, time.monotonic() - self._resumed)
-            self._resumed = time.monotonic()
-
-    def flush(self) -> None:
-        """Returns when all ranks have called it. Then they have equal parameters."""
-        if self._ranks.size > 1:
-            self.before_step()
-            self._meetings.leave(self._merge)
+    def pieces(self) -> list[np.ndarray]:
+        return [bytes_of(part.parameter).numpy() for part in self._parts]
 
     @torch.no_grad()
-    def _merge(self, shared: np.ndarray, movement: np.ndarray) -> None:
-        """See meetings.Merge."""
+    def put(self, place: int, data: np.ndarray) -> None:
+        parameter = self._parts[place].parameter
+        parameter.copy_(torch.from_numpy(data).view(parameter.dtype).view(parameter.shape))
+
+    @torch.no_grad()
+    def begin(self, shared: np.ndarray) -> None:
+        for part, base in slices_of(self._parts, self._base):
+            base.view(part.local.shape).copy_(part.local)
+        shared[...] = self._base.numpy()
+
+    @torch.no_grad()
+    def merge(self, shared: np.ndarray, movement: np.ndarray) -> None:
         moved, x0 = torch.from_numpy(movement), torch.from_numpy(shared)
         for (part, elements), (_, base), (_, together) in zip(
             slices_of(self._parts, moved),
@@ -113,32 +71,11 @@ class AsynchronousSteps:
             local.copy_(together.view(shape) + elements.view(shape))
             base.view(shape).copy_(local)  # Rounded, if the parameter has 16 bits.
 
-    def _agree(self) -> None:
-        """Makes the global parameters those of the lowest rank, and each rank's, too."""
-        rounds = self._rounds
-        parameters = [part.parameter for part in self._parts]
-        names = [self._arguments, *map(str, self._parts)]
-        having = hashlib.blake2b("\0".join(names).encode()).hexdigest()
-        told = rounds.tell((having, agreement.digest_of(parameters)), "agree")
-        if len({having for _, (having, _) in told}) > 1:
-            self._raise_difference(rounds.tell(names, "names"))
-        if len({digest for _, (_, digest) in told}) > 1:
-            agreement.broadcast(rounds, parameters, "begin", told[0][0])
-        with torch.no_grad():
-            for part, base in slices_of(self._parts, self._base):
-                base.view(part.local.shape).copy_(part.local)
-        self._meetings.shared[...] = self._base.numpy()
+    def fetch(self) -> None:
+        """Does nothing: these are the parameters themselves."""
 
-    def _raise_difference(self, told: list[tuple[int, list[str]]]) -> None:
-        """Raises Mismatch for the first thing that differs in what ranks have."""
-        arguments = [(rank, names[0]) for rank, names in told]
-        if len({each for _, each in arguments}) > 1:
-            (one, here), (other, there) = first_that_differ(arguments)
-            raise Mismatch(
-                f"{self._rounds.title}: rank {one} has {here}, and rank {other} has {there}: give all "
-                "ranks the same arguments"
-            )
-        agreement.raise_names(self._rounds, told)
+    def give_back(self) -> None:
+        """Does nothing."""
 
 
 class _AsynchronousMethods:
@@ -200,12 +137,6 @@ def is_asynchronous(optimizer: Any) -> bool:
     return isinstance(optimizer, _AsynchronousMethods)
 
 
-def _require_whole(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        wanted = "a whole number of steps, 0 or more"
-        raise InvalidArgument(f"{_CALLER}: {name} is {value!r}; it must be {wanted}")
-
-
 def AsynchronousOptimizer(
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
@@ -239,15 +170,13 @@ def AsynchronousOptimizer(
             f"{_CALLER}: the optimizer is a {type(optimizer).__name__}; it must be a "
             "torch.optim.Optimizer"
         )
-    _require_whole("ahead", ahead)
-    if lead is not None:
-        _require_whole("lead", lead)
+    require_whole(_CALLER, ahead, lead)
     if "_talweg_original" in vars(optimizer):
         raise InvalidArgument(
             f"{_CALLER}: this optimizer is one of Talweg's already: give a plain optimizer of torch"
         )
-    named = name_parameters(optimizer, named_parameters)
-    steps = AsynchronousSteps(named, ahead, lead, name, process_set)
+    parameters = _Parameters(name_parameters(optimizer, named_parameters))
+    steps = AsynchronousSteps(_CALLER, parameters, ahead, lead, name, process_set)
     original, asynchronous = type(optimizer), optimizer
     optimizer.__class__ = type(original.__name__, (_AsynchronousMethods, original), {})
     made: Any = asynchronous

@@ -10,9 +10,10 @@ import torch
 
 from talweg._collectives import objects
 from talweg._digest import Digest
+from talweg._exchange.differences import first_that_differ
 from talweg.errors import Mismatch
 from talweg.torch._checks import TAKEN_OUT_BY, has_memory
-from talweg.torch._local_rounds import Rounds, first_that_differ
+from talweg.torch._local_rounds import Rounds
 from talweg.torch._local_rule import Rule
 
 
@@ -34,7 +35,7 @@ def describe(name: str, tensor: torch.Tensor) -> str:
     return f"'{name}' ({dtype}{list(tensor.shape)})"
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor's bytes in host memory, which are a copy if they do not lie there so."""
     host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return host.reshape(-1).view(torch.uint8)
@@ -44,7 +45,7 @@ def digest_of(tensors: Iterable[torch.Tensor], text: str = "") -> int:
     total = Digest()
     total.update(text.encode())
     for each in tensors:
-        total.update(_bytes_of(each).numpy().data)
+        total.update(bytes_of(each).numpy().data)
     return total.value
 
 
@@ -56,7 +57,7 @@ def broadcast(rounds: Rounds, tensors: Iterable[torch.Tensor], name: str, root: 
     full = f"{rounds.name}.{name}.{root}"
     stream = objects.ByteStream(rounds.client, root, full, length, rounds.process_set)
     for each in tensors:
-        data = _bytes_of(each)
+        data = bytes_of(each)
         stream.carry(data.numpy())
         if not stream.is_root:
             each.copy_(data.view(each.dtype).view(each.shape))
@@ -71,20 +72,4 @@ def require_same_arguments(rounds: Rounds, told: list[tuple[int, dict[str, Any]]
     raise Mismatch(
         f"{rounds.title}: rank {one} has {differs[0]}, and rank {other} has {differs[1]}: "
         "give all ranks the same arguments"
-    )
-
-
-def raise_names(rounds: Rounds, told: list[tuple[int, list[str]]]) -> None:
-    """Raises Mismatch, with the first thing that differs in what ranks have."""
-    (one, names), (other, theirs) = first_that_differ(told)
-    place = next(
-        (i for i, pair in enumerate(zip(names, theirs)) if pair[0] != pair[1]),
-        min(len(names), len(theirs)),
-    )
-    here, there = (
-        each[place] if place < len(each) else "no more parameters" for each in (names, theirs)
-    )
-    raise Mismatch(
-        f"{rounds.title}: rank {one} has {here} where rank {other} has {there}: build the "
-        "same model at every rank, and give the optimizer the same parameters"
     )

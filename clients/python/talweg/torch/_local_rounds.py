@@ -18,6 +18,7 @@ from talweg._client.handles import PushedRound
 from talweg._collectives import objects, rounds
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, DType, Op
+from talweg._exchange.differences import first_that_differ
 from talweg.errors import Aborted, Busy, Mismatch, TalwegError, Timeout
 from talweg.torch._local_parts import Others, Part
 from talweg.torch._local_rule import Rule
@@ -26,12 +27,6 @@ from talweg.torch._tensors import finish, start
 # How long, in seconds, ranks may take to say what they have after it turned out to differ.
 _TELL_S = 10.0
 _DIGEST_BYTES = 8
-
-
-def first_that_differ(told: Sequence[tuple[int, Any]]) -> tuple[tuple[int, Any], tuple[int, Any]]:
-    """Returns the first rank, and the first one after it that has something else."""
-    first = told[0]
-    return first, next(each for each in told if each[1] != first[1])
 
 
 @dataclass(eq=False)

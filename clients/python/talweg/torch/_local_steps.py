@@ -16,6 +16,7 @@ from talweg import _client, _interrupts
 from talweg._client import Client
 from talweg._collectives import objects
 from talweg._collectives.process_sets import ProcessSet
+from talweg._exchange.differences import raise_names
 from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch import _local_agreement as agreement
 from talweg.torch._local_parts import (
@@ -373,7 +374,7 @@ class LocalSteps:
         told = rounds.tell(own, "agree")
         agreement.require_same_arguments(rounds, [(rank, each[0]) for rank, each in told])
         if len({each[1] for _, each in told}) > 1:
-            agreement.raise_names(rounds, rounds.tell(names, "names"))
+            raise_names(rounds.title, rounds.tell(names, "names"))
         if len({each[2:4] for _, each in told}) > 1:
             roots = [rank for rank, each in told if each[2]] or [rank for rank, _ in told]
             self._take_over(roots[0])

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
+from talweg import _client
+from talweg._compat import names
 from talweg.byteps._environment import TABLE
 from talweg.errors import Unsupported
 
@@ -23,11 +26,23 @@ def refuse(what: str) -> None:
     """Raises Unsupported if asynchronous steps are asked for, which `what` does not make."""
     if is_asked_for():
         raise Unsupported(
-            f"BYTEPS_ENABLE_ASYNC=1 with {what} is not offered by Talweg: "
-            "byteps.torch.DistributedOptimizer alone makes asynchronous steps. Unset the variable, and "
-            "hide the waiting with CrossBarrier, or synchronise less often with "
-            "backward_passes_per_step"
+            f"BYTEPS_ENABLE_ASYNC=1 with {what} is not offered by Talweg: DistributedOptimizer alone "
+            "makes asynchronous steps. Use that, or unset the variable"
         )
+
+
+def refuse_compression(compression: Any, none: Any) -> None:
+    """Raises Unsupported if `compression` is not `none`."""
+    if compression is not none:
+        raise Unsupported(
+            "BYTEPS_ENABLE_ASYNC=1 with compression is not offered by Talweg: ranks send how far their "
+            "steps have moved parameters. Leave compression out, or set TALWEG_ENCODING=int8"
+        )
+
+
+def next_name() -> str:
+    """Returns the name of a new optimizer. Every rank gets the same ones."""
+    return names.next_name(_client.current(), "byteps.asynchronous")
 
 
 def not_offered_by(module: str) -> None:

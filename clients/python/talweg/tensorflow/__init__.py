@@ -30,6 +30,7 @@ from talweg import (
     shutdown,
     size,
 )
+from talweg.tensorflow._asynchronous import AsynchronousOptimizer
 from talweg.tensorflow._compression import Compression
 from talweg.tensorflow._distributed import DistributedGradientTape, DistributedOptimizer
 from talweg.tensorflow._ops import (
@@ -47,6 +48,7 @@ from talweg.tensorflow._ops import (
 from talweg.tensorflow._variables import BroadcastGlobalVariablesHook, broadcast_variables
 
 __all__ = [
+    "AsynchronousOptimizer",
     "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",

@@ -20,7 +20,7 @@ from talweg.tensorflow._ops import plain
 OptimizerT = TypeVar("OptimizerT")
 
 
-class _Steps:
+class Steps:
     """What an optimizer does with gradients before it applies them, and its sums of passes."""
 
     def __init__(self, choices: Choices, passes: int, averages_passes: bool) -> None:
@@ -65,7 +65,20 @@ class _Steps:
         if self._minimizing or self.passes > 1:
             return list(gradients)
         self._combines_when_computed = True
+        return self.combine(gradients, variables)
+
+    def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the ranks' gradients combined."""
         return _gradients.combine(gradients, variables, self.choices, "gradient")
+
+    def apply(
+        self, apply: Callable[[list[Any]], Any], gradients: list[Any], variables: Sequence[Any]
+    ) -> Any:
+        """Calls `apply` with what combine() has returned."""
+        return apply(gradients)
+
+    def flush(self) -> None:
+        """Makes variables equal at all ranks, if steps are asynchronous."""
 
     def _begin_anew(self, _: Client) -> None:
         """Starts the step again with its first pass. The job is another, or the agent was lost."""
@@ -108,9 +121,9 @@ class _Steps:
     ) -> Any:
         """Calls `apply` with the combined gradients in a step's last pass, and `skip` in others."""
         if self.passes == 1 and self._combines_when_computed and not self._minimizing:
-            return apply(list(gradients))
+            return self.apply(apply, list(gradients), variables)
         if self.passes == 1:
-            return apply(_gradients.combine(gradients, variables, self.choices, "gradient"))
+            return self.apply(apply, self.combine(gradients, variables), variables)
         dense = [each if each is None else tf.convert_to_tensor(each) for each in gradients]
         self._make_variables(dense)
         added = [
@@ -128,13 +141,13 @@ class _Steps:
                     None if each is None else each / tf.cast(self.passes, each.dtype)
                     for each in totals
                 ]
-            combined = _gradients.combine(totals, variables, self.choices, "gradient")
+            combined = self.combine(totals, variables)
             with tf.control_dependencies([each for each in combined if each is not None]):
                 cleared = [
                     total.assign(tf.zeros_like(total)) for total in self._sums if total is not None
                 ]
             with tf.control_dependencies(cleared):
-                return _after(apply(combined), True)
+                return _after(self.apply(apply, combined, variables), True)
 
         def other() -> Any:
             return _after(skip(), False)
@@ -154,11 +167,15 @@ def _after(done: Any, value: bool) -> tf.Tensor:
 class _Methods:
     """The methods that every optimizer gets."""
 
-    _talweg_steps: _Steps
+    _talweg_steps: Steps
 
     def register_local_var(self, var: Any) -> None:
         """Keeps this variable's gradients at this rank: they are not combined."""
         self._talweg_steps.choices.add_local([var])
+
+    def flush(self) -> None:
+        """Makes the variables equal at all ranks after asynchronous steps. Else does nothing."""
+        self._talweg_steps.flush()
 
 
 class _Keras3Methods(_Methods):
@@ -172,7 +189,7 @@ class _Keras3Methods(_Methods):
 
 
 def _apply_combined(
-    own: Any, steps: _Steps, apply: Callable[..., Any], grads: Any, trainable_variables: Any
+    own: Any, steps: Steps, apply: Callable[..., Any], grads: Any, trainable_variables: Any
 ) -> Any:
     """Calls `apply`, of an optimizer of Keras 3, with the ranks' gradients combined."""
     if steps.are_combined:
@@ -289,8 +306,7 @@ class _V1Methods(_Methods):
             return pairs
         variables = [variable for _, variable in pairs]
         gradients = [gradient for gradient, _ in pairs]
-        combined = _gradients.combine(gradients, variables, self._talweg_steps.choices, "gradient")
-        return list(zip(combined, variables))
+        return list(zip(self._talweg_steps.combine(gradients, variables), variables))
 
     @plain
     def apply_gradients(
@@ -298,19 +314,20 @@ class _V1Methods(_Methods):
     ) -> Any:
         """Applies gradients. If a step has several passes, it first combines the passes' sum."""
         base: Any = super()
-        if self._talweg_steps.passes == 1:
-            return base.apply_gradients(grads_and_vars, global_step, name)
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        self._create_slots(variables)  # type: ignore[attr-defined]
+        gradients = [gradient for gradient, _ in pairs]
 
         def apply(combined: list[Any]) -> Any:
             return base.apply_gradients(list(zip(combined, variables)), global_step, name)
 
+        if self._talweg_steps.passes == 1:
+            return self._talweg_steps.apply(apply, gradients, variables)
+        self._create_slots(variables)  # type: ignore[attr-defined]
+
         def skip() -> Any:
             return None if global_step is None else tf.group(global_step.assign_add(1))
 
-        gradients = [gradient for gradient, _ in pairs]
         done = self._talweg_steps.step(gradients, variables, apply, skip)
         return getattr(done, "op", done)
 
@@ -360,7 +377,14 @@ def distribute(
     passes: int = 1,
     averages_passes: bool = False,
 ) -> OptimizerT:
-    """Makes `optimizer` combine its gradients over the ranks; returns the same object.
+    """Makes `optimizer` combine its gradients over the ranks; returns the same object."""
+    return distribute_by(optimizer, lambda: Steps(choices, passes, averages_passes), passes)
+
+
+def distribute_by(
+    optimizer: OptimizerT, make_steps: Callable[[], Steps], passes: int = 1
+) -> OptimizerT:
+    """Makes `optimizer` make its steps by `make_steps()`; returns the same object.
 
     The object gets a subclass with its class's name, so a saved model needs nothing of Talweg.
     """
@@ -376,7 +400,7 @@ def distribute(
         _give_name(distributed, cls)
         object.__setattr__(optimizer, "__class__", distributed)
     own: Any = optimizer
-    object.__setattr__(own, "_talweg_steps", _Steps(choices, passes, averages_passes))
+    object.__setattr__(own, "_talweg_steps", make_steps())
     return optimizer
 
 

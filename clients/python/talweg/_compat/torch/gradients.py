@@ -203,14 +203,3 @@ def check_names(
     if twice:
         raise ValueError(f"parameter names must be unique; found twice: {', '.join(twice)}")
     return pairs
-
-
-_numbers: dict[tuple[int, str], int] = {}
-
-
-def next_name(client: Any, kind: str) -> str:
-    """Returns a new name for each optimizer of a client. Every rank gets the same ones."""
-    for key in [key for key in _numbers if key[0] != id(client)]:  # Other clients are closed.
-        del _numbers[key]
-    number = _numbers[id(client), kind] = _numbers.get((id(client), kind), 0) + 1
-    return kind if number == 1 else f"{kind}.{number}"

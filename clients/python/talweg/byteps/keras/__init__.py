@@ -14,7 +14,6 @@ with _needed_by(__name__):
     import keras
     import tensorflow as _tensorflow  # noqa: F401  # Keras may run on another backend.
 
-from talweg.byteps import _asynchrony
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.keras import _impl, callbacks
@@ -25,8 +24,6 @@ from talweg.byteps.keras._impl import (
     push_pull,
 )
 from talweg.tensorflow._compression import Compression
-
-_asynchrony.not_offered_by(__name__)
 
 __all__ = [
     "Compression",

@@ -9,7 +9,8 @@ from talweg import _client
 from talweg._compat.tensorflow import keras as shared
 from talweg._compat.tensorflow.failures import operation
 from talweg._declaration import Op
-from talweg.byteps.tensorflow import ops
+from talweg.byteps import _asynchrony
+from talweg.byteps.tensorflow import gradients, ops
 from talweg.tensorflow import _graphs, _optimizer, _variables
 from talweg.tensorflow._compression import Compression
 from talweg.tensorflow._gradients import Choices
@@ -23,7 +24,12 @@ def DistributedOptimizer(
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
 ) -> Any:
-    """Makes an optimizer of Keras average its gradients over all ranks; returns the same object."""
+    """Makes an optimizer of Keras average its gradients over all ranks; returns the same object.
+
+    With BYTEPS_ENABLE_ASYNC=1 it makes steps that wait for no other rank.
+    """
+    if _asynchrony.is_asked_for():
+        return gradients.asynchronous(optimizer, compression)
     choices = Choices(compression=compression, sparse_as_dense=sparse_as_dense)
     return _optimizer.distribute(optimizer, choices)
 

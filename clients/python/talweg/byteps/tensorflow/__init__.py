@@ -11,7 +11,6 @@ from talweg._frameworks import needed_by as _needed_by
 with _needed_by(__name__):
     import tensorflow as _tensorflow  # noqa: F401
 
-from talweg.byteps import _asynchrony
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.common.unreleased import remedies
@@ -19,8 +18,6 @@ from talweg.byteps.tensorflow import distribute, ops
 from talweg.byteps.tensorflow.compression import Compression
 from talweg.byteps.tensorflow.gradients import DistributedGradientTape, DistributedOptimizer
 from talweg.byteps.tensorflow.ops import *  # noqa: F403
-
-_asynchrony.not_offered_by(__name__)
 
 __all__ = [
     "Compression",

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from talweg.byteps import _asynchrony
 from talweg.byteps.tensorflow.ops import Average, op_of
-from talweg.errors import Unsupported
 from talweg.tensorflow import _optimizer, _tape
+from talweg.tensorflow._asynchronous import AsynchronousOptimizer
 from talweg.tensorflow._compression import Compression
 from talweg.tensorflow._gradients import Choices
 
@@ -32,13 +33,22 @@ def DistributedOptimizer(
 
     It is an optimizer of tf.compat.v1.train, of Keras 3 or of tf-keras. `name`, `use_locking` and
     the devices have no effect. See talweg.tensorflow.DistributedOptimizer().
+
+    With `enable_async`, or BYTEPS_ENABLE_ASYNC=1, gradients stay as they are, and the ranks' steps are
+    added up without any rank waiting for another. See talweg.tensorflow.AsynchronousOptimizer().
     """
-    if enable_async:
-        raise Unsupported(
-            "DistributedOptimizer(enable_async=True) is not offered by Talweg: leave it out"
-        )
+    if enable_async or _asynchrony.is_asked_for():
+        return asynchronous(optimizer, compression, backward_passes_per_step)
     choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense)
     return _optimizer.distribute(optimizer, choices, backward_passes_per_step)
+
+
+def asynchronous(optimizer: Any, compression: Any, passes: int = 1) -> Any:
+    """Makes `optimizer` make steps that wait for no other rank; returns the same object."""
+    _asynchrony.refuse_compression(compression, Compression.none)
+    return AsynchronousOptimizer(
+        optimizer, ahead=0, backward_passes_per_step=passes, name=_asynchrony.next_name()
+    )
 
 
 def DistributedGradientTape(
@@ -50,5 +60,6 @@ def DistributedGradientTape(
     op: Any = Average,
 ) -> Any:
     """Makes `gradtape` average what gradient() returns over the ranks; returns the same object."""
+    _asynchrony.refuse("DistributedGradientTape")
     choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense)
     return _tape.distribute_tape(gradtape, choices)

@@ -16,6 +16,7 @@ from talweg import _client
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg._declaration import Op
+from talweg.byteps import _asynchrony
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.errors import InvalidArgument, Unsupported
@@ -84,6 +85,7 @@ def push_pull(
             "push_pull(enable_async=True) is not offered by Talweg: every round is a sum over all "
             "ranks; leave it out"
         )
+    _asynchrony.warn_of_rounds()
     wanted = op_of(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse):

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 from talweg import _client
+from talweg._compat.names import next_name
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg.byteps import _asynchrony
-from talweg.errors import Unsupported
 from talweg.torch._asynchronous import AsynchronousOptimizer
 from talweg.torch._optimizer import distribute, name_parameters
 
@@ -32,7 +32,7 @@ def make_averager(
     return gradients.ChosenAverager(
         name_parameters(optimizer, pairs),
         backward_passes_per_step,
-        gradients.next_name(_client.current(), kind),
+        next_name(_client.current(), kind),
         gradients.Choices(compression=compression),
         waits,
     )
@@ -41,15 +41,10 @@ def make_averager(
 def _make_asynchronous(
     optimizer: OptimizerT, named_parameters: Iterable[Any] | None, compression: Any
 ) -> OptimizerT:
-    if compression is not Compression.none:
-        raise Unsupported(
-            "BYTEPS_ENABLE_ASYNC=1 with compression is not offered by Talweg: ranks send how far their "
-            "steps have moved parameters. Leave compression out, or set TALWEG_ENCODING=int8"
-        )
+    _asynchrony.refuse_compression(compression, Compression.none)
     pairs = gradients.check_names(optimizer, named_parameters)
     named = name_parameters(optimizer, pairs)
-    name = gradients.next_name(_client.current(), "byteps.asynchronous")
-    return AsynchronousOptimizer(optimizer, named, ahead=0, name=name)
+    return AsynchronousOptimizer(optimizer, named, ahead=0, name=_asynchrony.next_name())
 
 
 def DistributedOptimizer(

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import torch
 
 from talweg import _client
-from talweg._compat.torch import collectives, gradients
+from talweg._compat.names import next_name
+from talweg._compat.torch import collectives
 from talweg.errors import InvalidArgument
 from talweg.horovod.common.basics import internal
 from talweg.horovod.common.process_sets import ProcessSet, members_of
@@ -70,7 +71,7 @@ class _Steps:
         self._optimizer = optimizer
         self._compression = compression
         self._process_set = process_set
-        self._name = gradients.next_name(_client.current(), "horovod.adasum")
+        self._name = next_name(_client.current(), "horovod.adasum")
         original = type(optimizer)
         self._step = getattr(original.step, "__wrapped__", original.step)  # Without users' hooks.
 

@@ -10,6 +10,7 @@ import torch
 
 from talweg import _client
 from talweg._call_site import warn
+from talweg._compat.names import next_name
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg._declaration import Op
@@ -201,7 +202,7 @@ def DistributedOptimizer(
     rules = _Rules()
     # The name is made of the set's ranks, not of its id, which another set may use later.
     kind = "horovod" if choices.members is None else f"horovod{choices.members.suffix}"
-    name = gradients.next_name(_client.current(), kind)
+    name = next_name(_client.current(), kind)
     distributed: Any = distribute(
         optimizer,
         lambda waits: gradients.ChosenAverager(

@@ -13,6 +13,7 @@ with _needed_by(__name__):
 
 
 from talweg import _client
+from talweg._compat.names import next_name
 from talweg._compat.torch import gradients
 from talweg.byteps import torch as bps
 from talweg.byteps.common import surface
@@ -68,7 +69,7 @@ class _HalfPrecision:
         self._averager = gradients.ChosenAverager(
             named,
             backward_passes_per_step,
-            gradients.next_name(_client.current(), "byteps.half"),
+            next_name(_client.current(), "byteps.half"),
             gradients.Choices(compression=compression),
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from talweg.byteps import _asynchrony
 from talweg.byteps.tensorflow.distribute.cross_device_ops import BytepsCrossDeviceOps
 
 __all__ = ["BytepsCrossDeviceOps", "MirroredStrategy"]
@@ -39,6 +40,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
     """
 
     def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
+        _asynchrony.refuse("MirroredStrategy")
         local = cross_device_ops or tf.distribute.ReductionToOneDevice()
         self._talweg_ops = BytepsCrossDeviceOps(local)
         super().__init__(_present(devices), self._talweg_ops)

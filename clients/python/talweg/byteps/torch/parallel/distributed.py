@@ -12,6 +12,7 @@ import torch
 
 import talweg.torch as tw
 from talweg import _client
+from talweg._compat.names import next_name
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg.byteps import _asynchrony
@@ -48,7 +49,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._averager = gradients.ChosenAverager(
             list(module.named_parameters()),
             1,
-            gradients.next_name(client, "byteps.ddp"),
+            next_name(client, "byteps.ddp"),
             gradients.Choices(compression=compression),
         )
 

@@ -38,9 +38,10 @@ class MxnetTest(unittest.TestCase):
     def test_values_of_wrong_types(self) -> None:
         job.run([sys.executable, "-P", str(job.PROGRAMS / "wrong_types.py"), "mxnet"])
 
-    def test_asynchronous_steps_are_refused(self) -> None:
-        program = str(job.PROGRAMS / "asynchronous_refused.py")
-        job.run([sys.executable, "-P", program, "byteps.mxnet"])
+    def test_asynchronous_steps(self) -> None:
+        line = job.command("asynchronous_mxnet.py", nodes=2, ranks=(2, 1))
+        output = job.run(line, env={**_THREADS, "BYTEPS_ENABLE_ASYNC": "1"})
+        self.assertEqual(output.count("done"), 3, output)
 
     def test_the_names(self) -> None:
         """Both names are the same module, so there is one state."""

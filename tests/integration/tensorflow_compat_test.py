@@ -49,11 +49,6 @@ class CompatTest(unittest.TestCase):
         program = str(job.PROGRAMS / "wrong_types.py")
         job.run([sys.executable, "-P", *self.forks.prefix, program, "tensorflow"])
 
-    def test_asynchronous_steps_are_refused(self) -> None:
-        program = str(job.PROGRAMS / "asynchronous_refused.py")
-        modules = ["byteps.tensorflow", "byteps.keras"]
-        job.run([sys.executable, "-P", *self.forks.prefix, program, *modules])
-
     def test_loaded_models_of_tf_keras(self) -> None:
         program = str(job.PROGRAMS / "legacy_keras_models.py")
         job.run([sys.executable, "-P", program], {**QUIET, "TF_USE_LEGACY_KERAS": "1"})

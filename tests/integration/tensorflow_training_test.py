@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that four ranks on two nodes train with TensorFlow as one process with the same batch."""
+"""Tests that four ranks on two nodes train with TensorFlow as one process with the same batch, and
+steps that wait for nobody.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +57,20 @@ class TrainingTest(unittest.TestCase):
             self.skipTest("SKIPPED: there is no g++ to build the kernel with")
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as cache:
             self._compare("fit", {"TALWEG_TENSORFLOW_OPS": "kernel", "XDG_CACHE_HOME": cache})
+
+    def test_asynchronous_steps(self) -> None:
+        """Ranks wait for nobody. The sums of what their steps do are exact."""
+        program = "asynchronous_tensorflow.py"
+        for nodes, ranks in ((1, 1), (2, (2, 1))):
+            with self.subTest(nodes=nodes):
+                line = job.command(program, nodes=nodes, ranks=ranks, forks=self.forks)
+                self.assertEqual(job.run(line).count("done"), 1 if nodes == 1 else 3)
+
+    def test_asynchronous_steps_of_byteps(self) -> None:
+        program = "asynchronous_tensorflow.py"
+        line = job.command(program, ["byteps"], nodes=2, ranks=1, forks=self.forks)
+        output = job.run(line, {"BYTEPS_ENABLE_ASYNC": "1"})
+        self.assertEqual(output.count("done"), 2, output)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from talweg._compat import names
 from talweg.byteps._environment import TABLE
 from talweg.errors import Unsupported
 
-# The imported modules that do not.
-_others: set[str] = set()
 _has_warned = False
 
 
@@ -43,17 +41,6 @@ def refuse_compression(compression: Any, none: Any) -> None:
 def next_name() -> str:
     """Returns the name of a new optimizer. Every rank gets the same ones."""
     return names.next_name(_client.current(), "byteps.asynchronous")
-
-
-def not_offered_by(module: str) -> None:
-    """Has init() raise Unsupported in a process that has imported this module."""
-    _others.add(module.removeprefix("talweg."))
-
-
-def require_offered() -> None:
-    """Raises Unsupported if a module that is imported makes no asynchronous steps."""
-    for module in sorted(_others):
-        refuse(module)
 
 
 def warn_of_rounds() -> None:

@@ -213,9 +213,9 @@ _DATA = [
         "BYTEPS_ENABLE_ASYNC",
         SWITCH,
         "0",
-        "byteps.torch.DistributedOptimizer adds up the steps of ranks that do not wait for each other "
-        "(docs/asynchronous.md). byteps.tensorflow, byteps.keras, byteps.mxnet, CrossBarrier and "
-        "DistributedDataParallel refuse it.",
+        "DistributedOptimizer (and MXNet's DistributedTrainer) adds up the steps of ranks that do not "
+        "wait for each other (docs/asynchronous.md). DistributedDataParallel, CrossBarrier, "
+        "DistributedGradientTape, MirroredStrategy and the KVStore refuse it.",
     ),
     _none("BYTEPS_ENABLE_IPC", SWITCH, "0", "Processes of one host always meet in shared memory."),
 ]

@@ -158,6 +158,8 @@ class GluonTrainer(mx.gluon.Trainer):
     """A Trainer that combines gradients over the ranks and updates the weights at this rank."""
 
     _gradients: Gradients
+    _optimizer: mx.optimizer.Optimizer
+    _updaters: list[Any]
     _params: list[mx.gluon.Parameter]
     _params_to_init: list[mx.gluon.Parameter]
     _scale: float  # Gradients are multiplied by this and by 1 / batch_size.

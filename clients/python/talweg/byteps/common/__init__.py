@@ -18,7 +18,7 @@ from talweg._client import agents, session
 from talweg._compat import timeline
 from talweg._compat.environment import VariableError, logger
 from talweg._node import launchers
-from talweg.byteps import _asynchrony, _job, _samples, _trace, _waiting
+from talweg.byteps import _job, _samples, _trace, _waiting
 from talweg.byteps._environment import TABLE, log_levels
 
 # How long a rank waits for the whole job: as long as its agent waits.
@@ -42,7 +42,6 @@ def init(lazy: bool = True) -> None:
         return
     environment = dict(os.environ)
     TABLE.check(environment)
-    _asynchrony.require_offered()
     level, _ = log_levels(environment)
     log = logger("byteps", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
     if _says(environment):

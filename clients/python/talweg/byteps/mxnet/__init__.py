@@ -8,7 +8,6 @@ from talweg._frameworks import needed_by as _needed_by
 with _needed_by(__name__):
     import mxnet as _mxnet  # noqa: F401
 
-from talweg.byteps import _asynchrony
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
 from talweg.byteps.mxnet import ops
@@ -19,8 +18,6 @@ from talweg.byteps.mxnet._training import (
 )
 from talweg.byteps.mxnet.compression import Compression
 from talweg.byteps.mxnet.ops import *  # noqa: F403
-
-_asynchrony.not_offered_by(__name__)
 
 __all__ = [
     "Compression",

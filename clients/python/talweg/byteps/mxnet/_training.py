@@ -19,7 +19,9 @@ from talweg._compat.mxnet.rounds import Reduction
 from talweg._compat.mxnet.training import GluonTrainer, Gradients, WrappedOptimizer, unwrapped
 from talweg._declaration import Op
 from talweg._elastic.membership import membership_of
+from talweg.byteps import _asynchrony
 from talweg.byteps._codecs import Codec, codec_of
+from talweg.byteps.mxnet._asynchronous import AsynchronousOptimizer
 from talweg.byteps.mxnet._compressed import CompressedGradients
 
 _AVERAGE = Reduction(Op.AVERAGE)
@@ -43,8 +45,15 @@ class DistributedOptimizer(WrappedOptimizer):
     """An optimizer that averages each gradient over all ranks before it uses it.
 
     An update returns at once. Code that reads the weights waits. All else is done by the given
-    optimizer.
+    optimizer. With BYTEPS_ENABLE_ASYNC=1 gradients stay as they are, and the ranks' steps are added up
+    without any rank waiting for another: the constructor makes an AsynchronousOptimizer.
     """
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        if not _asynchrony.is_asked_for():
+            return super().__new__(cls)
+        internal(_client.current)  # MXNetError before init().
+        return AsynchronousOptimizer(*arguments, **keywords)
 
     def __init__(self, optimizer: mx.optimizer.Optimizer) -> None:
         internal(_client.current)  # MXNetError before init().
@@ -100,10 +109,15 @@ class DistributedTrainer(GluonTrainer):
                 f"invalid params of type {type(params).__name__}: pass net.collect_params()"
             )
         compression, codec, rest = _checked(compression_params, optimizer_params)
-        super().__init__(params, unwrapped(optimizer), rest)
+        optimizer, own = unwrapped(optimizer), rest
+        if _asynchrony.is_asked_for():
+            optimizer, own = self._asynchronous(optimizer, rest, compression_params), None
+        super().__init__(params, optimizer, own)
         self.root_rank = root_rank
         self._batch_size = 1
-        if codec is None:
+        if isinstance(optimizer, AsynchronousOptimizer):
+            self._gradients = Gradients(lambda: None, _gradient_name)
+        elif codec is None:
             self._gradients = Gradients(_average, _gradient_name, compression)
         else:
             trainer = weakref.proxy(self)  # It holds the gradients, which must not hold it.
@@ -115,6 +129,29 @@ class DistributedTrainer(GluonTrainer):
                 lambda: float(trainer.learning_rate),
                 self._params,
             )
+
+    @staticmethod
+    def _asynchronous(
+        optimizer: Any, parameters: dict[str, Any] | None, compression_params: Any
+    ) -> AsynchronousOptimizer:
+        internal(lambda: _asynchrony.refuse_compression(compression_params or None, None))
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            optimizer = mx.optimizer.create(optimizer, **(parameters or {}))
+        elif parameters:
+            raise ValueError(
+                "optimizer_params must be None if optimizer is an Optimizer, not a name"
+            )
+        return AsynchronousOptimizer(optimizer)
+
+    def load_states(self, fname: str) -> None:
+        """Loads the optimizer and its state from a file of save_states()."""
+        before: Any = self._optimizer
+        super().load_states(fname)
+        if isinstance(before, AsynchronousOptimizer):
+            before.take(self._optimizer)
+            self._optimizer = before
+            for updater in self._updaters:
+                updater.optimizer = before
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Divides gradients by `batch_size`, averages them over all ranks, and updates."""
@@ -163,6 +200,10 @@ def _checked(
 
 class BytePS(kvstore.TalwegStore):
     """The KVStore with the name `byteps`."""
+
+    def __init__(self) -> None:
+        internal(lambda: _asynchrony.refuse("the KVStore 'byteps'"))
+        super().__init__()
 
 
 kvstore.register(BytePS)

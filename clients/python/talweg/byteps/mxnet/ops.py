@@ -15,6 +15,7 @@ from talweg._compat.mxnet.errors import internal
 from talweg._compat.mxnet.rounds import AS_IT_IS, Reduction
 from talweg._declaration import Op
 from talweg._exchange.compressing import Compressing
+from talweg.byteps import _asynchrony
 from talweg.byteps._codecs import codec_of_declaration
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
@@ -43,6 +44,7 @@ def byteps_push_pull(
     """
     if not isinstance(version, int) or isinstance(version, bool):
         raise InvalidArgument(f"version is {version!r}; it must be a number, which has no effect")
+    _asynchrony.warn_of_rounds()
     reduction = Reduction(Op.AVERAGE if is_average else Op.SUM)
     wire_name = None if name is None else f"byteps.{name}"
 

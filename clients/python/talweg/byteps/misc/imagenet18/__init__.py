@@ -15,6 +15,7 @@ with _needed_by(__name__):
 from talweg import _client
 from talweg._compat.names import next_name
 from talweg._compat.torch import gradients
+from talweg.byteps import _asynchrony
 from talweg.byteps import torch as bps
 from talweg.byteps.common import surface
 from talweg.byteps.common.surface import *  # noqa: F403
@@ -61,6 +62,7 @@ class _HalfPrecision:
         fp32_params: Iterable[torch.nn.Parameter],
         loss_scale: float,
     ) -> None:
+        _asynchrony.refuse("a model in f16")
         self._optimizer = optimizer
         self._pairs = list(zip(fp16_params, fp32_params))
         self._loss_scale = loss_scale

@@ -82,7 +82,7 @@ def a_trainer() -> None:
         trainer.load_states(path)
     last = train(50)
     assert last < first, (first, last)
-    trainer._optimizer.flush()
+    trainer.flush()
     own = [each.data().asnumpy() for each in net.collect_params().values()]
     for others in _gather(own):
         for one, other in zip(own, others):

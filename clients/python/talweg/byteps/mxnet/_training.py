@@ -143,6 +143,11 @@ class DistributedTrainer(GluonTrainer):
             )
         return AsynchronousOptimizer(optimizer)
 
+    def flush(self) -> None:
+        """Makes the weights equal at all ranks after asynchronous steps. Else does nothing."""
+        if isinstance(self._optimizer, AsynchronousOptimizer):
+            self._optimizer.flush()
+
     def load_states(self, fname: str) -> None:
         """Loads the optimizer and its state from a file of save_states()."""
         before: Any = self._optimizer

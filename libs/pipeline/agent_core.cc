@@ -204,6 +204,7 @@ void AgentCore::OnEntries(const Owner& owner, const wire::Frame& frame, int64_t 
       if (entry.key == TensorKey{0}) return waits_.OnEpochWaiting(from, entry, now_ns, out);
       if (AgentTensor* const tensor = tensors_.Find(entry.key)) {
         if (entry.hurries()) return pushes_.OnHurry(*tensor, entry.round, now_ns);
+        if (waits_.NamesThisNode(entry)) pushes_.OnAwaited(*tensor, entry.round, out);
         return waits_.OnTensorWaiting(*tensor, from, entry, now_ns, out);
       }
       ++counters_.frames_ignored;

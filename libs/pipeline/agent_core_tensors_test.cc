@@ -410,6 +410,59 @@ TEST_CASE("AgentCore: a rank that leaves a group ends the group's tensors, and n
   CHECK(f.member.views().phase() == Phase::kActive);
 }
 
+TEST_CASE("AgentCore: other nodes hear of a group's tensor that a rank which left has ended",
+          "[pipeline]") {
+  Fixture f(0, 3);
+  f.Start(MakeView(1, {3, 1}, 1));
+  TensorSpec spec = Spec("trio", 100);
+  spec.ranks = {Rank{0}, Rank{1}, Rank{3}};
+  f.Declare(0, spec);
+  f.Declare(1, spec);
+  f.AgreeTo(f.Allocated(0));
+  f.Leave(1, true);
+  wire::Waiting waiting = WaitingFor("trio", /*has_left=*/false);
+  waiting.missing_nodes = {0};
+  const auto awaited = [&] {
+    return f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {waiting});
+  };
+  std::string why;
+  SECTION("A rank of its node pushes a round that needs it") {
+    f.Push(0, 0, 1);
+    why = "rank 0 (local rank 0 of node 0, pid 1) pushed round 1";
+  }
+  SECTION("Only ranks of another node push it") {
+    waiting.round = Round{2};
+    CHECK(f.Of<FailTensor>(awaited()).empty());  // That round is not the open one.
+    waiting.round = Round{1};
+    CHECK(f.Of<FailTensor>(awaited()).size() == 1);
+    why = "other nodes contributed to round 1";
+  }
+  const auto failed = f.Entries<wire::Failed>(f.Flush());
+  REQUIRE(failed.size() == 1);
+  CHECK(failed[0].key == Key("trio"));
+  CHECK(failed[0].code == wire::FailedCode::kAborted);
+  CHECK(failed[0].text.find("rank 1 (local rank 1 of node 0, pid 1) has left") == 0);
+  CHECK(failed[0].text.find(why) != std::string::npos);
+  CHECK(f.Of<FailTensor>(awaited()).empty());  // Once.
+  CHECK(f.Entries<wire::Failed>(f.Flush()).empty());
+}
+
+TEST_CASE("AgentCore: an owner that waits for this node ends nothing while its ranks are there",
+          "[pipeline]") {
+  Fixture f(0, 2);
+  f.Start(MakeView(1, {2, 1}, 1));
+  f.Open(Spec("w", 100));
+  wire::Waiting waiting = WaitingFor("w", /*has_left=*/false);
+  waiting.missing_nodes = {0};
+  SECTION("None has left") {}
+  SECTION("One has pushed and left") {
+    f.Push(1, 0, 1);
+    f.Leave(1, true);
+  }
+  CHECK(f.Of<FailJob>(f.From<wire::Waiting>(0, wire::FrameType::kWaiting, {waiting})).empty());
+  f.Push(0, 0, 1);
+}
+
 TEST_CASE("AgentCore: a new view does not wait for a group's tensor that has ended", "[pipeline]") {
   Fixture f(0, 3);
   f.Start(MakeView(1, {3, 1}, 1));

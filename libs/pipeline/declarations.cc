@@ -114,7 +114,7 @@ void Declarations::OnAllocated(TensorIndex index, const std::string& text, Effec
   if (const std::string problem = PlaceTensor(*views_, *tensor); !problem.empty()) {
     failures_->FailTensor(*tensor, Status::kInvalid, problem, out);
   }
-  DeclareAtOwners(*tensor);
+  failures_->TellOwners(*tensor);
   OpenIfAgreed(*tensor, out);
 }
 
@@ -127,7 +127,7 @@ void Declarations::Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec&
                             std::to_string(views_->GlobalRank(rank).value()) + " declares " +
                             Describe(spec),
                         out);
-  if (views_->is_past_fences()) DeclareAtOwners(tensor);
+  failures_->TellOwners(tensor);
   recovery_->Settle(out);
 }
 
@@ -191,10 +191,6 @@ void Declarations::SendAll(const Owner& owner, Effects& out) {
     links_->AddUndeclared(owner.index, tensor->index);
   }
   SendDue(owner, out);
-}
-
-void Declarations::DeclareAtOwners(const AgentTensor& tensor) {
-  for (const auto& [index, agreement] : tensor.owners) links_->AddUndeclared(index, tensor.index);
 }
 
 void Declarations::OnDeclared(AggregatorIndex from, const wire::Declared& entry, Effects& out) {

@@ -63,8 +63,6 @@ class Declarations {
   void Add(LocalRank rank, uint32_t request, const Declaration& declaration, Effects& out);
   // Two ranks of this node declare the tensor differently.
   void Poison(AgentTensor& tensor, LocalRank rank, const TensorSpec& spec, Effects& out);
-  // Declares it with the next Flush.
-  void DeclareAtOwners(const AgentTensor& tensor);
   wire::Declare EntryOf(const AgentTensor& tensor) const;
 
   const AgentCoreConfig* const config_;

@@ -31,6 +31,14 @@ void Failures::GiveUp(AgentTensor& tensor, Status status, const std::string& tex
 void Failures::FailForLeft(AgentTensor& tensor, const std::string& text, Effects& out) {
   if (parts_.views->IsEveryRank(tensor.spec.ranks)) return ReportAndFail(text, out);
   FailTensor(tensor, Status::kAborted, text, out);
+  TellOwners(tensor);
+}
+
+void Failures::TellOwners(const AgentTensor& tensor) {
+  if (!parts_.views->is_past_fences()) return;  // The coming view tells its owners.
+  for (const auto& [index, agreement] : tensor.owners) {
+    parts_.links->AddUndeclared(index, tensor.index);
+  }
 }
 
 void Failures::FailJob(const std::string& text, Effects& out) {

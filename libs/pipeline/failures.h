@@ -41,9 +41,11 @@ class Failures {
   // Fails the tensor for this node's ranks only. Other nodes may still need the round that is held
   // here.
   void GiveUp(AgentTensor& tensor, Status status, const std::string& text, Effects& out);
-  // The open round needs a rank or a member that has left. Fails the job; or the tensor alone, if
-  // only some ranks have it.
+  // The open round needs a rank or a member that has left. Fails the job; or the tensor alone, at
+  // all nodes, if only some ranks have it.
   void FailForLeft(AgentTensor& tensor, const std::string& text, Effects& out);
+  // This node's owners are to hear of the tensor (again), and of its failure.
+  void TellOwners(const AgentTensor& tensor);
 
   // --- Failures of the job. These do nothing if it has failed already.
 

@@ -209,18 +209,29 @@ void Pushes::OnRankLeft(Effects& out) {
 }
 
 void Pushes::CheckLeftRanks(AgentTensor& tensor, Effects& out) {
-  if (views_->has_failed() || tensor.pushed_count == 0) return;
+  if (tensor.pushed_count == 0) return;
   uint32_t pusher = 0;
   while (!tensor.pushed[pusher]) ++pusher;
+  FailForLeftRank(tensor, ranks_->Text(LocalRank{pusher}) + " pushed", out);
+}
+
+void Pushes::OnAwaited(AgentTensor& tensor, Round round, Effects& out) {
+  const bool is_open = tensor.resolved && round == tensor.open_round() && !tensor.contributed();
+  if (!is_open || tensor.failed_status != Status::kOk || tensor.spec.collective.side) return;
+  FailForLeftRank(tensor, "other nodes contributed to", out);
+}
+
+void Pushes::FailForLeftRank(AgentTensor& tensor, const std::string& what_others_did,
+                             Effects& out) {
+  if (views_->has_failed()) return;
   for (uint32_t i = 0; i < ranks_->count(); ++i) {
     if (!ranks_->HasLeft(LocalRank{i}) || tensor.pushed[i] || !tensor.in_group[i]) continue;
-    failures_->FailForLeft(tensor,
-                           ranks_->Text(LocalRank{i}) + " has left the job, but " +
-                               ranks_->Text(LocalRank{pusher}) + " pushed round " +
-                               std::to_string(tensor.open_round().value()) + " of tensor '" +
-                               tensor.spec.name + "', which needs " +
-                               (views_->IsEveryRank(tensor.spec.ranks) ? "every rank" : "it"),
-                           out);
+    failures_->FailForLeft(
+        tensor,
+        ranks_->Text(LocalRank{i}) + " has left the job, but " + what_others_did + " round " +
+            std::to_string(tensor.open_round().value()) + " of tensor '" + tensor.spec.name +
+            "', which needs " + (views_->IsEveryRank(tensor.spec.ranks) ? "every rank" : "it"),
+        out);
     return;
   }
 }

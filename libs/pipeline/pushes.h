@@ -46,6 +46,9 @@ class Pushes {
   void Flush();
   // A rank has left: fails the rounds that wait for it.
   void OnRankLeft(Effects& out);
+  // An owner says that `round` waits for this node. Fails the round if it needs a rank that has
+  // left, which no rank here needs.
+  void OnAwaited(AgentTensor& tensor, Round round, Effects& out);
   // Goes on without late ranks. Reports the ranks that other ranks here wait for.
   void OnTick(int64_t now_ns, Effects& out);
 
@@ -58,6 +61,8 @@ class Pushes {
   // Notes what the rank contributes, and where ranks disagree.
   void TakeGiven(AgentTensor& tensor, const Push& push);
   void CheckLeftRanks(AgentTensor& tensor, Effects& out);
+  // Fails the open round if it needs a rank here that has left.
+  void FailForLeftRank(AgentTensor& tensor, const std::string& what_others_did, Effects& out);
   // The push is of a round that has gone on without its rank. Returns false for any other push.
   bool TakeLate(AgentTensor& tensor, const Push& push, int64_t now_ns, Effects& out);
   void AddPush(AgentTensor& tensor, LocalRank rank, int64_t now_ns);

@@ -17,6 +17,8 @@ namespace {
 // Shells' exit statuses for a program that is not found, and one that does not start.
 constexpr int kExitNotFound = 127;
 constexpr int kExitNotStarted = 126;
+// A signal that comes twice within this time, by way of two processes, is one.
+constexpr int64_t kEchoNs = 1'000'000'000;
 // How long a rank that has died may take to be reaped, beside its agent.
 constexpr int64_t kSuspicionNs = 2'000'000'000;
 // How long a rank whose program has ended may take to end: a framework has much to shut down.
@@ -213,6 +215,7 @@ void Launch::OnExit(ChildId child, const ExitStatus& status) {
   const auto [role, index, local_rank] = At(child);
   const bool is_rank = role == Role::kRank;
   const bool has_node = is_rank || role == Role::kAgent;
+  if (role == Role::kAgent) CancelTimer({Timer::kServes, index});
   (is_rank ? result_.rank_cpu_ns : result_.daemon_cpu_ns) += status.cpu_ns;
   if (first_ && first_->cause == child && !status.ended_on_demand())
     BlameCause(status.ShellStatus());
@@ -452,13 +455,18 @@ void Launch::EndIfDone() {
   End(0, report, SIGTERM);
 }
 
-void Launch::OnSignal(int signal_number) {
+void Launch::OnSignal(int signal_number, pid_t sender) {
+  const int64_t now_ns = NowNs();
   if (signalled_) {
+    // Who signals all processes of a run, as systemd does, also signals the guard, which passes it
+    // on.
+    const auto [first_sender, at_ns] = *signalled_;
+    if (sender != first_sender && now_ns - at_ns < kEchoNs) return;
     // A second signal means: do not wait.
     SignalRoles({Role::kRank, Role::kAgent, Role::kAggregator, Role::kScheduler}, SIGKILL);
     return;
   }
-  signalled_ = true;
+  signalled_.emplace(sender, now_ns);
   first_.reset();
   End(128 + signal_number,
       absl::StrCat("ended by signal ", signal_number, " (", strsignal(signal_number), ")"),

@@ -38,6 +38,18 @@ class RunEndTest(RunTestCase):
         run.process.send_signal(signal.SIGINT)
         self.assertEqual(run.end()[0], 130)
 
+    def test_a_signal_to_all_processes_is_one(self) -> None:
+        """systemd and batch systems signal each process. The ranks get their time all the same."""
+        script = "trap 'sleep 2; echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+        run = Run("--", "bash", "-c", script)
+        run.until_output("up")
+        supervisor = run.supervisor()
+        os.kill(supervisor, signal.SIGTERM)
+        run.process.send_signal(signal.SIGTERM)
+        status, output, errors = run.end()
+        self.assertEqual(status, 128 + signal.SIGTERM, errors)
+        self.assertIn("saved", output)
+
     def test_killing_talweg_run_leaves_nothing(self) -> None:
         script = "(setsid sleep 1000 &); echo up; sleep 1000"
         run = Run("--nodes=2", "--grace-ms=100", "--", "bash", "-c", script)

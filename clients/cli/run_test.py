@@ -86,6 +86,14 @@ class RunTest(RunTestCase):
             self.assertEqual(run(*options, "--", "sh", "-c", script)[0], 0)
             self.assertEqual(pathlib.Path(kept, "rank.0/stdout").read_text(), "life 0\nlife 1\n")
 
+    def test_files_of_ranks_that_have_ended_are_closed(self) -> None:
+        few = ["bash", "-c", 'ulimit -n 96; exec "$@"', "-"]
+        script = "exit $((TALWEG_RUN_RESTARTS < 5))"
+        with tempfile.TemporaryDirectory() as kept:
+            options = [f"--output-dir={kept}", "--restarts=5", "--restart-pause-ms=1"]
+            ended = Run(*options, "--ranks-per-node=8", "--", "sh", "-c", script, under=few).end()
+            self.assertEqual(ended[0], 0, ended)
+
     def test_a_disk_that_is_full(self) -> None:
         """`talweg run` reports the loss where it still can. The ranks go on."""
         for redirection, said in (

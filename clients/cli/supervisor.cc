@@ -191,6 +191,7 @@ void Supervisor::Read(Stream& stream) {
   } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
     Pass(stream, stream.lines.Finish());
     stream.source.Reset();
+    stream.file.Reset();
   }
 }
 
@@ -235,7 +236,7 @@ void Supervisor::TakeSignals(SupervisorEvents& events) {
     if (info.ssi_signo == SIGCHLD) {
       child_ended = true;
     } else {
-      events.OnSignal(static_cast<int>(info.ssi_signo));
+      events.OnSignal(static_cast<int>(info.ssi_signo), static_cast<pid_t>(info.ssi_pid));
     }
   }
   if (child_ended) Reap(events);
@@ -314,6 +315,7 @@ void Supervisor::EndAll(int64_t timeout_ms) {
       }
       Pass(*stream, stream->lines.Finish());
       stream->source.Reset();
+      stream->file.Reset();
     }
   }
   running_count_ = 0;

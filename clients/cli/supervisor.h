@@ -30,8 +30,8 @@ class SupervisorEvents {
   virtual void OnReady(ChildId child, const std::string& line) = 0;
   // A child has ended, and all its output is in the outputs. Its own children may still live.
   virtual void OnExit(ChildId child, const ExitStatus& status) = 0;
-  // SIGINT, SIGTERM, SIGHUP or SIGQUIT was sent to this process.
-  virtual void OnSignal(int signal_number) = 0;
+  // `sender` has sent this process SIGINT, SIGTERM, SIGHUP or SIGQUIT.
+  virtual void OnSignal(int signal_number, pid_t sender) = 0;
   // The time set by SetTimer has come.
   virtual void OnTimer() = 0;
   // Nobody reads this process's output any more.

@@ -152,4 +152,15 @@ std::string ReportProblem(const wire::Report& report, size_t slice_count) {
   return "";
 }
 
+wire::Report WithoutExcess(const wire::Report& report, size_t slice_count) {
+  const size_t words = (slice_count + kWordBits - 1) / kWordBits;
+  if (report.slices.size() <= words) return report;
+  wire::Report cut = report;
+  const auto excess = report.slices.begin() + static_cast<ptrdiff_t>(words);
+  const bool has_more = std::any_of(excess, report.slices.end(), [](uint64_t w) { return w != 0; });
+  cut.slices = std::vector<uint64_t>(report.slices.begin(), excess);
+  if (has_more) cut.slices.push_back(1);
+  return cut;
+}
+
 }  // namespace talweg::aggregation

@@ -48,6 +48,10 @@ std::variant<wire::Decision, Contradiction, LostRound> Decide(const DecideInput&
 // "".
 std::string ReportProblem(const wire::Report& report, size_t slice_count);
 
+// Returns the report with no more words of slices than those of the tensor and one that tells of
+// any slice past them. ReportProblem() says the same of it. A frame may hold thousands of words.
+wire::Report WithoutExcess(const wire::Report& report, size_t slice_count);
+
 }  // namespace talweg::aggregation
 
 #endif  // TALWEG_LIBS_AGGREGATION_DECISION_H_

@@ -108,6 +108,23 @@ TEST_CASE("ReportProblem: it names what cannot be true", "[aggregation]") {
   CHECK_FALSE(ReportProblem(Says(0, UINT64_MAX, 2).report, 3).empty());
 }
 
+TEST_CASE("WithoutExcess: what a report says of slices stays, in a bounded number of words",
+          "[aggregation]") {
+  const auto cut = [](std::vector<uint64_t> slices, size_t slice_count) {
+    return WithoutExcess(Says(0, 4, 2, 3, std::move(slices)).report, slice_count);
+  };
+  CHECK(cut({0b101}, 3).slices == std::vector<uint64_t>{0b101});
+  CHECK(cut({0b101, 0, 0}, 3).slices == std::vector<uint64_t>{0b101});
+  CHECK(cut({1, 2, 3}, 65).slices == std::vector<uint64_t>{1, 2, 1});
+  CHECK(cut({}, 0).slices.empty());
+  std::vector<uint64_t> many(8000, 0);
+  many[0] = 1;
+  CHECK(ReportProblem(cut(many, 3), 3).empty());
+  many.back() = 1;
+  CHECK(cut(many, 3).slices.size() == 2);
+  CHECK_FALSE(ReportProblem(cut(many, 3), 3).empty());
+}
+
 TEST_CASE("Decide: where not all get all, a round that only some hold is lost", "[aggregation]") {
   const std::vector<MemberReport> reports = {Says(0, 5, 2), Says(1, 4, 2)};
   const auto decided = Decide({.reports = reports, .slice_count = 3, .all_get_all = false});

@@ -39,7 +39,7 @@ void Recovery::OnReport(ConnectionId connection, MemberIndex member, const wire:
       if (repeated) {
         OnReportAgain(connection, member, entry, out);
       } else {
-        record.reports[entry.key] = entry;
+        record.reports[entry.key] = WithoutExcess(entry, tensor->second.slice_count);
       }
     }
   }

@@ -182,7 +182,7 @@ void JobLife::Remove(LiveJob& job, NodeRank node, MemberState how, const std::st
                 how == MemberState::kLeft ? Answer{} : Refuse(Code::kRefused, member.record.text),
                 turn);
   job.gone.push_back(std::move(member.record));
-  if (job.gone.size() > LiveJob::kGoneMax) job.gone.erase(job.gone.begin());
+  job.ForgetOldest();
   job.members.erase(found);
   if (job.Over() && job.members.empty()) job.over_at_ns = turn.now_ns;
   turn.Store(job);

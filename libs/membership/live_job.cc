@@ -62,6 +62,14 @@ const MemberRecord* LiveJob::FindGone(const view::MemberIdentity& id) const {
   return nullptr;
 }
 
+void LiveJob::ForgetOldest() {
+  if (gone.size() <= kGoneMax) return;
+  const auto oldest = std::find_if(gone.begin(), gone.end(), [&](const MemberRecord& record) {
+    return !view || !view->IndexOf(record.member.id);
+  });
+  if (oldest != gone.end()) gone.erase(oldest);
+}
+
 view::Gone LiveJob::GoneFromView() const {
   view::Gone out{.is_everybody = gone.size() >= kGoneMax};
   for (const MemberRecord& record : gone) {

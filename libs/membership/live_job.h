@@ -52,6 +52,7 @@ struct QuiesceState {
 // What this process of the scheduler knows of a job. The store keeps only a part of it. A job that
 // is over is kept for a while.
 struct LiveJob {
+  // How many that are gone are remembered, besides members of the view.
   static constexpr size_t kGoneMax = 256;
 
   JobId id;
@@ -66,7 +67,7 @@ struct LiveJob {
   std::shared_ptr<const view::View> view;  // Null: there is none yet.
   bool recovers = false;                   // From the store; see JobLife::AdvanceRecovery.
   std::map<NodeRank, LiveMember> members;  // Those alive.
-  std::vector<MemberRecord> gone;          // In the order in which they went; the last kGoneMax.
+  std::vector<MemberRecord> gone;          // In the order in which they went; see ForgetOldest().
   std::optional<QuiesceState> quiesce;
   std::vector<Complaint> complaints;  // The latest ones.
   int64_t join_deadline_ns = 0;
@@ -98,6 +99,9 @@ struct LiveJob {
   // Returns null if the member is not among those that are gone, or has been forgotten.
   const MemberRecord* FindGone(const view::MemberIdentity& id) const;
 
+  // If more than kGoneMax are gone, forgets the oldest that is no member of the view. A member of
+  // the view that is not here and forgotten would count as lost, although it may have left.
+  void ForgetOldest();
   // Those that are gone, except for members of the view. The job has one.
   view::Gone GoneFromView() const;
 

@@ -176,6 +176,29 @@ TEST_CASE("SchedulerCore: an aggregator is told who is out, also of views that i
   CHECK(gone(100).is_everybody);
 }
 
+TEST_CASE("SchedulerCore: a member that has left is no loss, however many others go after it",
+          "[membership]") {
+  Fixture f;
+  f.AddAggregator("a0", 100);
+  const JobSpec spec = Spec(2, 4, LossPolicy::kContinue);
+  const JobId job = f.Enter("mnist", 0, 10, spec);
+  f.Enter("mnist", 1, 11, spec);
+  f.QuiesceAll(job);
+  // The job needs two members, so this one stays in the view.
+  REQUIRE(f.Leave(job, Id(1, 11)).ok());
+  for (uint64_t i = 0; i <= LiveJob::kGoneMax; ++i) {
+    REQUIRE(f.Join(Fixture::Request("mnist", 2, 1000 + i, spec)).answer.ok());
+    REQUIRE(f.Attach(job, Id(2, 1000 + i), Epoch{0}, {.attached = false}).ok());
+    f.Break(Id(2, 1000 + i));
+  }
+  const LiveJob& live = f.core->jobs().at(job);
+  CHECK(live.gone.size() == LiveJob::kGoneMax);
+  REQUIRE(live.FindGone(Id(1, 11)) != nullptr);
+  CHECK(live.FindGone(Id(1, 11))->state == MemberState::kLeft);
+  CHECK(live.FindGone(Id(2, 1000)) == nullptr);
+  CHECK(live.state == JobState::kRunning);
+}
+
 TEST_CASE("SchedulerCore: nobody waits for a joiner whose ranks are not there", "[membership]") {
   Fixture f;
   f.AddAggregator("a0", 100);

@@ -79,12 +79,13 @@ void Declarations::Add(LocalRank rank, uint32_t request, const Declaration& decl
                        Effects& out) {
   const TensorSpec& spec = declaration.spec;
   if (tensors_->all().size() >= config_->tensors_max) {
-    out.push_back(DeclareReply{.local_rank = rank,
-                               .request = request,
-                               .status = Status::kOverBudget,
-                               .text = "tensor '" + spec.name + "' would be one more than the " +
-                                       std::to_string(config_->tensors_max) +
-                                       " that this agent allows"});
+    const std::string text = "tensor '" + spec.name + "' would be one more than the " +
+                             std::to_string(config_->tensors_max) +
+                             " that this agent allows; use fewer names, or fewer process sets";
+    out.push_back(DeclareReply{
+        .local_rank = rank, .request = request, .status = Status::kOverBudget, .text = text});
+    // Other nodes may have a place for it, and would wait for this one.
+    if (!views_->standalone()) failures_->CannotGoOn(text, out);
     return;
   }
   AgentTensor& tensor = tensors_->Add(declaration, rank);

@@ -18,6 +18,9 @@ class NumpyTest(unittest.TestCase):
     def test_two_nodes(self) -> None:
         job.run(job.command("numpy_features.py", nodes=2, ranks=(2, 1), aggregators=2))
 
+    def test_a_process_without_descriptors(self) -> None:
+        job.run(job.command("few_descriptors.py", nodes=1, ranks=1))
+
 
 if __name__ == "__main__":
     unittest.main()

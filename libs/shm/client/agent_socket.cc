@@ -135,6 +135,7 @@ AgentSocket::Received AgentSocket::Next(Message* message, const char** reason) {
         if (*reason != nullptr) return Received::kInvalid;
         ended_ = true;
         break;
+      case Read::kLimit: return Received::kLimit;
     }
   }
 }
@@ -174,8 +175,8 @@ AgentSocket::Read AgentSocket::ReadSome(const char** reason) {
     }
   }
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
-    *reason = "descriptors were cut off: this process may have no descriptor left (ulimit -n)";
-    return Read::kEnded;
+    *reason = "this process has no descriptor left for a segment of memory; raise ulimit -n";
+    return Read::kLimit;
   }
   if (count == 0) return Read::kEnded;
   end_ += static_cast<size_t>(count);

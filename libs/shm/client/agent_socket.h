@@ -37,6 +37,7 @@ class AgentSocket {
     kNothing,  // No whole message has come yet.
     kEnded,    // The other end is closed, and everything has been read.
     kInvalid,  // The bytes that came are not a message; *reason says why.
+    kLimit,    // Descriptors came that this process has no room for; *reason says so.
   };
   // Takes the next message; never blocks. Strings of `message` are valid until the next call.
   Received Next(Message* message, const char** reason);
@@ -55,7 +56,7 @@ class AgentSocket {
   static constexpr size_t kInputBytes = kMessageHeaderBytes + kBodyBytesMax;
   static constexpr uint32_t kQueuedMax = 64;
 
-  enum class Read { kBytes, kNothing, kEnded };
+  enum class Read { kBytes, kNothing, kEnded, kLimit };
   Read ReadSome(const char** reason);
 
   Descriptor socket_;

@@ -8,6 +8,11 @@
 #include "libs/shm/layout/control.h"
 
 namespace talweg::shm {
+namespace {
+
+constexpr char kCannotTake[] = "what the agent at '%s' gives cannot be taken: %s";
+
+}  // namespace
 
 void Inbox::Read() {
   Message message;
@@ -22,6 +27,9 @@ void Inbox::Read() {
       case AgentSocket::Received::kInvalid:
         health_.Lose(RankStatus::kProtocol,
                      "what came from '%s' is not a message of a Talweg agent: %s", reason);
+        return;
+      case AgentSocket::Received::kLimit:
+        health_.Lose(RankStatus::kLimit, kCannotTake, reason);
         return;
       case AgentSocket::Received::kMessage: break;
     }
@@ -38,11 +46,13 @@ void Inbox::Read() {
     } else if (const auto* welcome = std::get_if<Welcome>(&message.body)) {
       admission_.Take(*welcome);
     } else if (const auto* peer = std::get_if<Peer>(&message.body)) {
-      if (const char* wrong = memory_.AdoptPeer(*peer); wrong != nullptr) {
-        health_.Lose(RankStatus::kProtocol,
-                     "what the agent at '%s' says of another rank's memory makes no sense: %s",
-                     wrong);
-      }
+      const Problem wrong = memory_.AdoptPeer(*peer);
+      if (wrong.status == RankStatus::kOk) continue;
+      health_.Lose(wrong.status,
+                   wrong.status == RankStatus::kProtocol
+                       ? "what the agent at '%s' says of another rank's memory makes no sense: %s"
+                       : kCannotTake,
+                   wrong.text);
     } else if (std::holds_alternative<Goodbye>(message.body)) {
       goodbye_.store(true);
     } else if (std::holds_alternative<Wake>(message.body)) {
@@ -66,30 +76,34 @@ void Inbox::Read() {
 }
 
 void Inbox::TakeDeclared(const Message& message, const Declared& declared) {
-  const char* wrong = nullptr;
+  Problem wrong;
   {
     const MutexLock lock(state_mutex_);
     PendingAnswer* const pending = answers_.Find(message.request);
-    for (uint32_t i = 0; i < declared.segment_count && wrong == nullptr; ++i) {
+    for (uint32_t i = 0; i < declared.segment_count && wrong.status == RankStatus::kOk; ++i) {
       wrong = memory_.AdoptSegment(declared.segments[i]);
     }
     // A caller that has given up waiting asks again.
-    if (pending != nullptr && wrong == nullptr) {
+    if (pending != nullptr && wrong.status == RankStatus::kOk) {
       if (declared.status == RankStatus::kOk) {
-        wrong = pending->declare == nullptr ? "the question was another"
-                                            : tensors_.Adopt(declared, *pending->declare);
+        const char* const differs = pending->declare == nullptr
+                                        ? "the question was another"
+                                        : tensors_.Adopt(declared, *pending->declare);
+        if (differs != nullptr) wrong = {RankStatus::kProtocol, differs};
       }
       pending->status = declared.status;
       pending->declared = declared;
       std::memcpy(pending->text, declared.text.data(), declared.text.size());
       pending->text[declared.text.size()] = '\0';
-      if (wrong == nullptr) pending->done.store(true);
+      if (wrong.status == RankStatus::kOk) pending->done.store(true);
     }
   }
-  if (wrong != nullptr) {
-    health_.Lose(RankStatus::kProtocol,
-                 "the answer of the agent at '%s' to a declaration makes no sense: %s", wrong);
-  }
+  if (wrong.status == RankStatus::kOk) return;
+  health_.Lose(wrong.status,
+               wrong.status == RankStatus::kProtocol
+                   ? "the answer of the agent at '%s' to a declaration makes no sense: %s"
+                   : kCannotTake,
+               wrong.text);
 }
 
 }  // namespace talweg::shm

@@ -24,42 +24,52 @@ bool RankMemory::Begin() {
   return peers_ != nullptr;
 }
 
-const char* RankMemory::AdoptSegment(const SegmentInfo& info) {
+Problem RankMemory::AdoptSegment(const SegmentInfo& info) {
   const Descriptor fd = link_.socket().TakeDescriptor();
-  if (!fd.valid()) return "a segment's descriptor is missing";
-  if (const char* wrong = SegmentError(fd.get(), info.bytes); wrong != nullptr) return wrong;
+  if (!fd.valid()) return {RankStatus::kProtocol, "a segment's descriptor is missing"};
+  if (const char* wrong = SegmentError(fd.get(), info.bytes); wrong != nullptr) {
+    return {RankStatus::kProtocol, wrong};
+  }
   const bool writes = info.kind == SegmentKind::kContribution;
   Mapping mapping = Mapping::Map(fd.get(), info.bytes,
                                  writes ? Mapping::Access::kReadWrite : Mapping::Access::kRead);
   if (!mapping.valid()) {
-    return "a segment cannot be mapped: see this process's limits of memory (ulimit -v) and of "
-           "mappings";
+    return {RankStatus::kOutOfMemory,
+            "a segment cannot be mapped: see this process's limits of memory (ulimit -v) and of "
+            "mappings"};
   }
   // A forked child must not write into this rank's contributions, nor keep them alive longer.
   if (writes) ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
-  if (!Reserve()) return "no memory for a segment";
+  if (!Reserve()) return {RankStatus::kOutOfMemory, "no memory for a segment"};
   Keep(info.segment, info.kind, std::move(mapping));
-  return nullptr;
+  return {};
 }
 
-const char* RankMemory::AdoptPeer(const Peer& peer) {
+Problem RankMemory::AdoptPeer(const Peer& peer) {
   const Descriptor fd = link_.socket().TakeDescriptor();
-  if (!fd.valid()) return "the descriptor is missing";
-  if (peers_ == nullptr || peer.local_rank >= identity_.local_size) return "there is no such rank";
-  if (const char* wrong = SegmentError(fd.get(), peer.bytes); wrong != nullptr) return wrong;
+  if (!fd.valid()) return {RankStatus::kProtocol, "the descriptor is missing"};
+  if (peers_ == nullptr || peer.local_rank >= identity_.local_size) {
+    return {RankStatus::kProtocol, "there is no such rank"};
+  }
+  if (const char* wrong = SegmentError(fd.get(), peer.bytes); wrong != nullptr) {
+    return {RankStatus::kProtocol, wrong};
+  }
   const MutexLock lock(state_mutex_);
   const bool writes = (in_place_parts_ >> peer.part & 1) != 0;
   Mapping mapping = Mapping::Map(fd.get(), peer.bytes,
                                  writes ? Mapping::Access::kReadWrite : Mapping::Access::kRead);
-  if (!mapping.valid()) return "it cannot be mapped: see this process's limits of memory";
+  if (!mapping.valid()) {
+    return {RankStatus::kOutOfMemory,
+            "another rank's memory cannot be mapped: see this process's limits of memory"};
+  }
   ::madvise(mapping.data(), mapping.bytes(), MADV_DONTFORK);
   PeerPart& known = peers_[peer.local_rank * kPartsMax + peer.part];
   // An older mapping, of a rank that has left, stays: a thread may be reading it.
-  if (!Reserve()) return "no memory for a segment";
+  if (!Reserve()) return {RankStatus::kOutOfMemory, "no memory for a segment"};
   known.bytes = peer.bytes;
   known.base.store(mapping.data(), std::memory_order_release);
   Keep(0, SegmentKind::kResult, std::move(mapping));
-  return nullptr;
+  return {};
 }
 
 bool RankMemory::Reserve() {

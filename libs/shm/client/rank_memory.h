@@ -16,6 +16,12 @@
 
 namespace talweg::shm {
 
+// Why something that the agent gives cannot be taken; kOk: it was taken.
+struct Problem {
+  RankStatus status = RankStatus::kOk;
+  const char* text = nullptr;
+};
+
 // The memory that the agent has handed to this rank: the segments of its own tensors and, if the
 // ranks sum, those of its neighbours' contributions. Everything stays mapped until the client is
 // freed. Any thread may look for arenas. Call the other functions with the client's state mutex
@@ -31,10 +37,10 @@ class RankMemory {
   // The thread that takes the Welcome calls it, alone. Returns false if there is no memory.
   bool Begin();
 
-  // Maps the next of the descriptors that came. Returns null, or what is wrong.
-  const char* AdoptSegment(const SegmentInfo& info);
+  // Maps the next of the descriptors that came.
+  Problem AdoptSegment(const SegmentInfo& info);
   // Locks the state mutex itself.
-  const char* AdoptPeer(const Peer& peer);
+  Problem AdoptPeer(const Peer& peer);
 
   // Makes room for one more segment, which Keep takes. Returns false if there is no memory.
   bool Reserve();

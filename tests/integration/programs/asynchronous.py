@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import time
+import weakref
 from typing import Any
 
 import talweg
@@ -247,6 +249,23 @@ def other_calls_meanwhile() -> None:
     _has(parameter, 5.0 * tw.size())
 
 
+def what_is_dropped_goes() -> None:
+    """After flush() nothing holds an optimizer. Before it, its meetings go on without it."""
+    parameter = _counters()
+    optimizer = _adding(parameter, "dropped")
+    _add(parameter, optimizer, 1.0)
+    optimizer.flush()
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    optimizer = _adding(parameter, "dropped in a meeting")
+    for _ in range(1 + tw.rank()):
+        _add(parameter, optimizer, 1.0)
+    del optimizer
+    gc.collect()  # The program's end flushes it.
+
+
 def wrong_calls() -> None:
     parameter = _counters()
     sgd = torch.optim.SGD([parameter], lr=1.0)
@@ -288,6 +307,7 @@ def main() -> None:
         several_at_once,
         copies_and_checkpoints,
         other_calls_meanwhile,
+        what_is_dropped_goes,
         wrong_calls,
     )
     # The end of the program waits until all ranks have ended.

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import sys
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +53,26 @@ class Parameters(Protocol):
         """Is called when flush() has changed values."""
 
 
+_numbers = itertools.count()
+# Those whose ranks meet. The program may have dropped its optimizer: other ranks wait for its end.
+_meeting: set[AsynchronousSteps] = set()
+# Clients that call _end_all().
+_closing: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """Is called before a client is closed. All ranks have made their optimizers in one order."""
+    for steps in sorted(_meeting, key=lambda each: each.number):
+        steps.end()
+    _meeting.clear()
+
+
+def _end_before_closing(client: Client) -> None:
+    if client not in _closing:
+        _closing.add(client)
+        client.call_before_closing(_end_all)
+
+
 class AsynchronousSteps:
     """The steps of one rank's parameters, and the meetings that tell other ranks. One thread at a
     time. `caller` and `name` begin each error's text.
@@ -64,6 +87,7 @@ class AsynchronousSteps:
         name: str,
         process_set: ProcessSet | None,
     ) -> None:
+        self.number = next(_numbers)
         self._parameters = parameters
         self._name, self._process_set = name, process_set
         self._title = f"{caller} '{name}'"
@@ -72,16 +96,16 @@ class AsynchronousSteps:
         self._ranks = JobRanks(self._client, name, process_set, self._title)
         self._meetings = Meetings(self._ranks, parameters.zeros(), ahead, lead)
         self._resumed = 0.0  # When the program's own part of a step has begun.
-        self._client.call_before_closing(self._end)
+        _end_before_closing(self._client)
         _client.call_when_replaced(self._use)
 
     def _use(self, client: Client) -> None:
         """Goes on with `client`, the process's new one."""
         self._client = client
         self._ranks.use(client)
-        client.call_before_closing(self._end)
+        _end_before_closing(client)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Meets the others until all have ended, unless this rank ends by an error."""
         has_failed = sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
         if self._meetings.phase is Phase.MEETING and not has_failed:
@@ -101,15 +125,17 @@ class AsynchronousSteps:
             )
 
     def before_step(self) -> None:
-        self._meetings.require()
-        if self._meetings.phase is Phase.RESTING and self._ranks.size > 1:
-            self._agree()
-            self._resumed = time.monotonic()
-            self._meetings.start()
+        with self._kept_while_meeting():
+            self._meetings.require()
+            if self._meetings.phase is Phase.RESTING and self._ranks.size > 1:
+                self._agree()
+                self._resumed = time.monotonic()
+                self._meetings.start()
 
     def after_step(self) -> None:
         if self._ranks.size > 1:
-            self._meetings.step(self._parameters.merge, time.monotonic() - self._resumed)
+            with self._kept_while_meeting():
+                self._meetings.step(self._parameters.merge, time.monotonic() - self._resumed)
             self._resumed = time.monotonic()
 
     def flush(self) -> None:
@@ -117,8 +143,19 @@ class AsynchronousSteps:
         if self._ranks.size > 1:
             self._parameters.fetch()
             self.before_step()
-            self._meetings.leave(self._parameters.merge)
+            with self._kept_while_meeting():
+                self._meetings.leave(self._parameters.merge)
             self._parameters.give_back()
+
+    @contextlib.contextmanager
+    def _kept_while_meeting(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self.is_resting:
+                _meeting.discard(self)
+            else:
+                _meeting.add(self)
 
     # ----- The agreement -----
 

@@ -32,6 +32,10 @@ class LeftBehindTest(unittest.TestCase):
             output,
         )
 
+    def test_a_rank_that_has_left_ends_its_sets_rounds_on_all_nodes(self) -> None:
+        output = job.run(job.command("left_ranks.py", nodes=2, ranks=2))
+        self.assertEqual(output.count("done"), 3, output)
+
     def test_the_rank_that_has_failed_first_is_named(self) -> None:
         output = job.run(job.command("fails_first.py", nodes=1, ranks=2), check=False)
         self.assertRegex(output, r"rank 0 \(pid \d+\) failed first: exit status 1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that Ctrl-C ends init() while it waits for the job's other ranks."""
+"""Tests that Ctrl-C, and shutdown(), end init() while it waits for the job's other ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import tempfile
 import threading
 import time
 import unittest
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
 from unittest import mock
 
 import talweg
@@ -31,8 +34,8 @@ def _join_connecting() -> None:
 
 
 class InitTest(unittest.TestCase):
-    def _interrupt_soon(self) -> None:
-        before = signal.signal(signal.SIGALRM, _interrupt)
+    def _interrupt_soon(self, handler: Callable[..., object] = _interrupt) -> None:
+        before = signal.signal(signal.SIGALRM, handler)
         self.addCleanup(signal.signal, signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
 
@@ -67,6 +70,106 @@ class InitTest(unittest.TestCase):
             _join_connecting()
         client.close.assert_called_once()
         self.assertFalse(talweg.is_initialized())
+
+    def test_a_signal_handler_may_leave(self) -> None:
+        """The handler runs on the thread that waits in init()."""
+        clients = [mock.Mock(is_inherited=False) for _ in range(2)]
+        left, may_come = threading.Event(), threading.Event()
+
+        def connect(*_: object) -> mock.Mock:
+            client = clients[left.is_set()]
+            assert left.is_set() or may_come.wait(_WAIT_S)
+            return client
+
+        def leave(*_: object) -> None:
+            talweg.shutdown()
+            left.set()
+
+        with mock.patch.object(process, "Client", connect):
+            self._interrupt_soon(leave)
+            with self.assertRaisesRegex(talweg.Closed, "shutdown"):
+                talweg.init()
+            self.assertTrue(left.is_set())
+            self.assertFalse(talweg.is_initialized())
+            talweg.init()
+            may_come.set()
+            _join_connecting()
+            clients[0].close.assert_called_once()
+            self.assertIs(process.current(), clients[1])
+            talweg.shutdown()
+        clients[1].close.assert_called_once()
+        self.assertFalse(talweg.is_initialized())
+
+    def test_a_signal_handler_may_leave_a_rank_that_waits_for_another_agent(self) -> None:
+        lost, late, may_come = mock.Mock(is_inherited=False), mock.Mock(), threading.Event()
+
+        def connect(client: Any) -> Any:
+            self.assertIs(client, lost)
+            may_come.wait(_WAIT_S)
+            return late
+
+        with mock.patch.object(process, "Client", lambda *_: lost):
+            talweg.init()
+        self._interrupt_soon(lambda *_: talweg.shutdown())
+        with self.assertRaises(talweg.Closed):
+            process.replace(connect)
+        lost.close.assert_called_once()
+        self.assertFalse(talweg.is_initialized())
+        may_come.set()
+        _join_connecting()
+        late.close.assert_called_once()
+        self.assertFalse(talweg.is_initialized())
+
+    def test_another_thread_may_leave(self) -> None:
+        client, waits, may_come = mock.Mock(), threading.Event(), threading.Event()
+
+        def connect(*_: object) -> mock.Mock:
+            waits.set()
+            may_come.wait(_WAIT_S)
+            return client
+
+        with (
+            mock.patch.object(process, "Client", connect),
+            futures.ThreadPoolExecutor() as pool,
+        ):
+            joining = pool.submit(talweg.init)
+            waits.wait(_WAIT_S)
+            talweg.shutdown()
+            self.assertIsInstance(joining.exception(_SOON_S), talweg.Closed)
+            may_come.set()
+            _join_connecting()
+        client.close.assert_called_once()
+
+    def test_a_client_that_was_left_when_it_came_does_not_stay(self) -> None:
+        client = mock.Mock(is_inherited=False)
+        with (
+            mock.patch.object(process, "Client", lambda *_: client),
+            mock.patch.object(process, "_tell_of", lambda _: talweg.shutdown()),
+            self.assertRaises(talweg.Closed),
+        ):
+            talweg.init()
+        client.close.assert_called()
+        self.assertFalse(talweg.is_initialized())
+
+    def test_a_signal_handler_may_not_join_while_init_waits(self) -> None:
+        may_come, refusals = threading.Event(), []
+
+        def connect(*_: object) -> mock.Mock:
+            may_come.wait(_WAIT_S)
+            return mock.Mock(is_inherited=False)
+
+        def join(*_: object) -> None:
+            try:
+                talweg.init()
+            except talweg.InvalidArgument as error:
+                refusals.append(str(error))
+            may_come.set()
+
+        with mock.patch.object(process, "Client", connect):
+            self._interrupt_soon(join)
+            talweg.init()
+        self.addCleanup(talweg.shutdown)
+        self.assertRegex(refusals[0], "call shutdown.. first")
 
     def test_errors_are_the_callers(self) -> None:
         with self.assertRaisesRegex(talweg.InvalidArgument, "timeout_s is -1"):

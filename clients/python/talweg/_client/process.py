@@ -3,28 +3,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import threading
 from collections.abc import Callable
-from concurrent import futures
 
 from talweg._calls import Calls
 from talweg._client import agents, late
+from talweg._client.attempt import Attempt
 from talweg._client.client import Client
 from talweg._node.launchers import World
-from talweg.errors import NotInitialized
+from talweg.errors import InvalidArgument, NotInitialized
 
 _current: Client | None = None
-_current_lock = threading.Lock()
+# A signal handler may call disconnect() on the thread that holds the lock.
+_current_lock = threading.RLock()
+_attempt: Attempt | None = None  # The one that connect() or replace() waits for.
 _has_left = False  # This process has had a client, and has left its job.
 
 
 def _renew_lock() -> None:
     """Makes a new lock in a forked child: a thread of the parent may hold the old one."""
-    global _current_lock
-    _current_lock = threading.Lock()
+    global _current_lock, _attempt
+    _current_lock = threading.RLock()
+    _attempt = None
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -60,8 +62,11 @@ def connect(
     alone: bool | None = None,
     world: World | None = None,
 ) -> Client:
-    """Makes this process's client. A second call returns the same client."""
-    global _current, _has_left
+    """Makes this process's client. A second call returns the same client.
+
+    Raises Closed if disconnect() is called meanwhile, on another thread or by a signal handler.
+    """
+    global _has_left
     with _current_lock:
         client = _current
         late.explain()
@@ -69,8 +74,7 @@ def connect(
             if _has_left:  # The client before, whose memory is as much as this one's, is in cycles.
                 gc.collect()
                 _has_left = False
-            client = _current = _connect(lambda: Client(agent_socket, timeout_s, alone, world))
-            _tell_of(client)
+            client = _make_current(lambda: Client(agent_socket, timeout_s, alone, world))
         return client
 
 
@@ -92,48 +96,47 @@ def _tell_of(client: Client) -> None:
 
 
 def replace(make: Callable[[Client], Client]) -> Client:
-    """Replaces this process's client, whose agent is lost, by the client that `make` returns."""
-    global _current
+    """Replaces this process's client, whose agent is lost, by the client that `make` returns.
+
+    Raises Closed if disconnect() is called meanwhile.
+    """
     with _current_lock:
         lost = current()
-        client = _current = _connect(lambda: make(lost))
-        lost.abandon()
-        _tell_of(client)
-        return client
+        return _make_current(lambda: make(lost), lost)
 
 
-def _connect(make: Callable[[], Client]) -> Client:
-    """Calls make() on another thread. The library waits for the whole job in one call, because the
-    rank's place in the job goes with the connection, and this thread would not hear Ctrl-C in that
-    call.
-    """
-    connected: futures.Future[Client] = futures.Future()
-
-    def run() -> None:
-        try:
-            client = make()
-        except BaseException as error:
-            with contextlib.suppress(futures.InvalidStateError):
-                connected.set_exception(error)
-            return
-        try:
-            connected.set_result(client)
-        except futures.InvalidStateError:  # The caller was interrupted and no longer waits.
-            client.close()
-
-    threading.Thread(target=run, name="talweg-connect", daemon=True).start()
+def _make_current(make: Callable[[], Client], lost: Client | None = None) -> Client:
+    """Makes this process's client, which replaces the `lost` one. The caller holds the lock."""
+    global _current, _attempt
+    outer = _attempt
+    if outer is not None and not outer.is_given_up:
+        raise InvalidArgument(
+            "a signal handler has called init() or rejoin() while init() or rejoin() waits: call "
+            "shutdown() first, which ends that wait"
+        )
+    attempt = _attempt = Attempt(make)
     try:
-        return connected.result()
-    except BaseException:
-        # The caller was interrupted, perhaps just after the client had come.
-        if not connected.cancel() and connected.exception() is None:
-            connected.result().close()
-        raise
+        client = _current = attempt.wait()
+        if lost is not None:
+            lost.abandon()
+        _tell_of(client)
+        if attempt.is_given_up and _current is client:  # It was given up just after it had come.
+            disconnect()
+        attempt.check()
+        return client
+    finally:
+        _attempt = outer
 
 
 def disconnect() -> None:
-    """Ends this process's client, if there is one. Only forgets a client of the parent process."""
+    """Ends this process's client, if there is one. Only forgets a client of the parent process.
+
+    A connect() or replace() that waits raises Closed. A signal handler may call this, too.
+    """
     global _current, _has_left
+    attempt = _attempt
+    if attempt is not None:
+        attempt.give_up()
     with _current_lock:
         client, _current = _current, None
     if client is not None and not client.is_inherited:

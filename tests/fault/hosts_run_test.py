@@ -42,6 +42,13 @@ class _SlowJob(_Job):
         super().__init__(test, "a", "--hostfile={hosts}")
 
 
+class _TalkativeJob(_Job):
+    """A job on hosts whose shells print something before they run a command."""
+
+    def ssh(self) -> str:
+        return super().ssh().replace("exec sh", "printf 'hello\\n\\377 '; exec sh")
+
+
 class _HeldJob(_Job):
     """A job with a host "a" that is stopped before the beginning, and one that is reached later."""
 
@@ -154,6 +161,16 @@ class HostsRunTest(unittest.TestCase):
         begun = [line for lines in job.said().values() for line in lines if "begins" in line]
         # The first rank has begun, and the others have got its state.
         self.assertEqual(sum("False" in line for line in begun), 1, begun)
+
+    def test_hosts_whose_shells_print_something(self) -> None:
+        job = _TalkativeJob(self, "a b", "--hostfile={hosts}", "--min-nodes=2")
+        job.go_on(2)
+        job.stop()
+        output = job.end()
+        for host in ("a", "b"):
+            for printed in ("hello", "\ufffd"):
+                line = f"talweg: run: host {host} printed: {printed}\n"
+                self.assertEqual(output.count(line), 1, output)
 
     def test_a_host_is_taken_off_the_list_before_the_next_has_begun(self) -> None:
         job = _Job(self, "a", "--hostfile={hosts}")

@@ -31,9 +31,13 @@ from talweg._counted import counted
 from talweg._node import ranks
 from talweg._node.listed_hosts import Host
 from talweg._node.meeting import own_addresses
+from talweg._node.stderr import say
 from talweg.errors import InvalidArgument, TalwegError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from _node import ranks; ranks.main()"
+# How a message of ranks.py begins, and the fields that each kind of message has.
+_BEGIN = re.compile(rb'\{"(?:rank|here)": ')
+_KINDS = ({"rank", "stream", "text"}, {"rank", "status"}, {"rank", "result", "place"}, {"here"})
 # How long a host's ranks may take to end.
 GRACE_S = 15.0
 # Variables that belong to one machine, or that name a rank of another launcher.
@@ -150,6 +154,23 @@ def end_of(text: str) -> str:
     return "" if text.endswith("\r") else "\n"
 
 
+def _parted(line: bytes) -> tuple[str, dict[str, Any] | None]:
+    """Returns what stands in a line before a message of ranks.py, and the message, if there is one.
+
+    A host's shell may print text when ssh starts it, also without the end of a line.
+    """
+    message: Any = None
+    end = len(line)
+    for begin in _BEGIN.finditer(line):
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(line[begin.start() :])
+            end = begin.start()
+            break
+    if message is None or not any(kind <= message.keys() for kind in _KINDS):
+        message, end = None, len(line)
+    return line[:end].decode(errors="replace").strip(), message
+
+
 class OnHost:
     """A ranks.py that runs on one host, here or by ssh. It ends when this process does.
 
@@ -186,7 +207,10 @@ class OnHost:
         return self._process.stdout.fileno()
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Returns the messages that have come, without waiting; None if no more will come."""
+        """Returns the messages that have come, without waiting; None if no more will come.
+
+        A text that another program has printed there is a message {"printed"}.
+        """
         try:
             part = os.read(self.fileno(), 1 << 20)
         except BlockingIOError:
@@ -198,7 +222,14 @@ class OnHost:
             lines[0] = b"".join([*self._text, lines[0]])
             self._text.clear()
         self._text += [rest] if rest else []
-        return [dict(json.loads(line)) for line in lines]
+        messages: list[dict[str, Any]] = []
+        for line in lines:
+            printed, message = _parted(line)
+            if printed:
+                messages.append({"printed": f"host {self.host} printed: {printed}"})
+            if message is not None:
+                messages.append(message)
+        return messages
 
     def failure(self) -> str:
         """Returns, after the last message, why it could not do its work; empty if it could."""
@@ -352,6 +383,9 @@ class _Run:
             self._fail(1, failure)
 
     def _take(self, message: dict[str, Any]) -> None:
+        if "printed" in message:
+            say(message["printed"])
+            return
         rank = int(message["rank"])
         if "text" in message:
             self._launch.say(rank, message["stream"], message["text"])

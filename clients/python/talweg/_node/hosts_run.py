@@ -45,6 +45,7 @@ from talweg._node.meeting import own_addresses
 from talweg._node.outputs import Output
 from talweg._node.own_scheduler import OwnScheduler
 from talweg._node.question import Question
+from talweg._node.stderr import say
 from talweg.errors import InvalidArgument, TalwegError
 
 _TURN_S = 0.2
@@ -392,6 +393,8 @@ class HostsRun:
                 node.results[message["place"]] = message["result"]
             elif "status" in message:
                 node.status = int(message["status"])
+            elif "printed" in message:
+                self._say(message["printed"])
             elif "here" in message:
                 self._do(self._job.on_here(node.host, time.monotonic()))
         if messages is not None:
@@ -563,7 +566,7 @@ def main() -> None:
     try:
         status = HostsRun(options).run()
     except (TalwegError, OSError) as error:
-        print(f"talweg: run: {error}", file=sys.stderr)
+        say(f"run: {error}")
         status = 2 if isinstance(error, InvalidArgument) else 1
     finally:
         shutil.rmtree(options.directory, ignore_errors=True)

@@ -91,7 +91,7 @@ class KeeperTest(_Test):
     def _start(self, stderr: int | IO[bytes] = subprocess.DEVNULL) -> socket.socket:
         """Starts a keeper. Returns the rank's connection when the agent serves."""
         place = self.directory / "node" / "job"
-        plan = Plan(str(self.tool), str(place), "/", "job", "job", 0, 1, 1, "here")
+        plan = Plan(str(self.tool), str(place), "job", "job", 0, 1, 1, "here")
         started = subprocess.run(
             [sys.executable, "-I", "-S", "-c", join._START, str(Path(join.__file__).parents[1])],
             input=json.dumps(vars(plan)).encode() + b"\n",
@@ -165,7 +165,7 @@ class WaitTest(_Test):
     def test_a_second_signal_ends_the_wait(self) -> None:
         place = self.directory / "job"
         place.mkdir()
-        plan = Plan(str(self.tool), str(place), "/", "job", "job", 0, 1, 1, "here")
+        plan = Plan(str(self.tool), str(place), "job", "job", 0, 1, 1, "here")
         keeper = Keeper(plan, mock.Mock())
         self.addCleanup(keeper._listener.close)
         self.addCleanup(keeper._wake.close)

@@ -57,13 +57,14 @@ class Plan:
 
     tool: str
     directory: str
-    rank_directory: str  # The working directory of the node's local rank 0, and of the daemons.
     job: str  # Tells jobs apart. It is the same on all nodes of a job.
     name: str  # The job's name, for people and the scheduler. The first node's counts.
     rank: int  # The rank of the node's local rank 0.
     size: int
     local_size: int
     host: str
+    # The working directory of the node's local rank 0, in which the daemons run.
+    rank_directory: str = "/"
     restarts: int = RESTARTS  # How often the node's agent may be started again.
     scheduler: str = ""  # The address of a scheduler that runs already, if there is one.
     node_rank: int | None = None  # None if the first node tells it.

@@ -49,6 +49,35 @@ class _TalkativeJob(_Job):
         return super().ssh().replace("exec sh", "printf 'hello\\n\\377 '; exec sh")
 
 
+# A Python whose name server takes longer to answer for host b than hosts wait for the launcher.
+_SLOW_NAMES = """#!{python}
+import os, sys
+slow = '''
+import socket, time
+found = socket.getaddrinfo
+def getaddrinfo(host, *others):
+    time.sleep({wait_s} if host == "b" else 0)
+    return found("localhost", *others)
+socket.getaddrinfo = getaddrinfo
+'''
+words = [slow + word if "hosts_run.main()" in word else word for word in sys.argv[1:]]
+os.execv("{python}", ["{python}", *words])
+"""
+
+
+class _SlowNamesJob(_Job):
+    variables = _SHORT_SILENCE
+
+    def __init__(self, test: unittest.TestCase) -> None:
+        directory = tempfile.TemporaryDirectory(dir="/tmp")
+        test.addCleanup(directory.cleanup)
+        python = Path(directory.name, "python")
+        python.write_text(_SLOW_NAMES.format(python=sys.executable, wait_s=3 * _SILENCE_S))
+        python.chmod(0o755)
+        self.variables = {**_SHORT_SILENCE, "TALWEG_PYTHON": str(python)}
+        super().__init__(test, "a", "--hostfile={hosts}")
+
+
 class _HeldJob(_Job):
     """A job with a host "a" that is stopped before the beginning, and one that is reached later."""
 
@@ -398,6 +427,17 @@ class HostsRunTest(unittest.TestCase):
         job.kill_host("stuck")
         job.stop()
         job.end()
+
+    def test_a_name_server_that_does_not_answer(self) -> None:
+        """The launcher waits for it. Its hosts still hear from the launcher."""
+        job = _SlowNamesJob(self)
+        job.go_on(1)
+        job.name_hosts("a b")
+        job.go_on(2)
+        job.stop()
+        self.assertNotIn("lost", job.end())
+        begun = sorted(lines[0] for lines in job.said().values())
+        self.assertEqual(len(begun), 2, begun)  # No rank has begun anew.
 
     def test_all_ranks_fail(self) -> None:
         job = HostsJob(self, "a b", ["--hostfile={hosts}", "--"], ["sh", "-c", "exit 7"])

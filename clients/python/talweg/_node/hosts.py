@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from talweg._counted import counted
 from talweg._node import ranks
 from talweg._node.listed_hosts import Host
 from talweg._node.meeting import own_addresses
+from talweg._node.signals import Signals
 from talweg._node.stderr import say
 from talweg.errors import InvalidArgument, TalwegError
 
@@ -120,8 +122,14 @@ def deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
     return dealt
 
 
+@functools.cache
+def _full_name() -> str:
+    """Returns this host's name with its domain. A name server may keep this waiting for long."""
+    return socket.getfqdn()
+
+
 def is_here(host: str) -> bool:
-    return host in {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
+    return host in {"localhost", "127.0.0.1", socket.gethostname()} or host == _full_name()
 
 
 def _variables(launch: Launch, hosts: Sequence[Host]) -> dict[str, str]:
@@ -175,7 +183,7 @@ class OnHost:
     """A ranks.py that runs on one host, here or by ssh. It ends when this process does.
 
     `task` is its Task, and `python` the interpreter on that host. Raises TalwegError if there is no
-    ssh.
+    ssh. Any thread may call beat(). All else belongs to one thread.
     """
 
     def __init__(self, host: str, task: Mapping[str, Any], ssh: Ssh, python: str) -> None:
@@ -184,6 +192,7 @@ class OnHost:
         # With a large environment the task does not fit into a pipe, and nobody reads it before ssh
         # has reached the host.
         self._unsent = bytearray(json.dumps(task).encode() + b"\n")
+        self._unsent_lock = threading.Lock()  # It also protects stdin.
         self._selectors: list[selectors.BaseSelector] = []
         line = [python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
         if not is_here(host):
@@ -242,22 +251,30 @@ class OnHost:
 
     def begin(self, words: str) -> None:
         """Has a task that waits start its ranks. `words` complete its command."""
-        self._unsent += ranks.BEGIN + words.encode() + b"\n"
-        self.send()
+        self._add(ranks.BEGIN + words.encode() + b"\n")
 
     def tell_of_hosts(self, has_come: bool, has_gone: bool) -> None:
         """Tells the ranks that the list of hosts has changed."""
-        self._unsent += ranks.NEWS + str(has_gone + 2 * has_come).encode() + b"\n"
-        self.send()
+        self._add(ranks.NEWS + str(has_gone + 2 * has_come).encode() + b"\n")
 
     def beat(self) -> None:
         """Tells a task that has a `silence_s` that this launcher still reaches it."""
-        if not self._unsent:
-            self._unsent += ranks.BEAT
-            self.send()
+        with self._unsent_lock:
+            if not self._unsent:
+                self._unsent += ranks.BEAT
+                self._write()
+
+    def _add(self, text: bytes) -> None:
+        with self._unsent_lock:
+            self._unsent += text
+            self._write()
 
     def send(self) -> None:
         """Sends as much of the unsent text as the pipe has room for."""
+        with self._unsent_lock:
+            self._write()
+
+    def _write(self) -> None:
         stdin = self._process.stdin
         if stdin is None or stdin.closed:
             return
@@ -291,7 +308,7 @@ class OnHost:
         for selector in self._selectors:
             selector.unregister(stdin)
         self._selectors.clear()
-        with contextlib.suppress(OSError):
+        with self._unsent_lock, contextlib.suppress(OSError):
             stdin.close()
 
     def kill(self) -> None:
@@ -416,12 +433,14 @@ class _Run:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Has SIGTERM raise KeyboardInterrupt, as Ctrl-C does. In other threads than the main one it
-    does nothing, because they get no signals.
+    """Has SIGTERM raise KeyboardInterrupt, as Ctrl-C does; a repeat within a second does not. In
+    other threads than the main one it does nothing, because they get no signals.
     """
+    signals = Signals()
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: object) -> None:
+        if signals.add(number, time.monotonic()):
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import tempfile
@@ -71,34 +72,89 @@ class InitTest(unittest.TestCase):
         client.close.assert_called_once()
         self.assertFalse(talweg.is_initialized())
 
-    def test_a_signal_handler_may_leave(self) -> None:
-        """The handler runs on the thread that waits in init()."""
-        clients = [mock.Mock(is_inherited=False) for _ in range(2)]
-        left, may_come = threading.Event(), threading.Event()
+    def _wait_and_leave(
+        self, outcome: mock.Mock | Exception, may_come: threading.Event
+    ) -> mock.Mock:
+        """Leaves, in a signal handler, an init() that waits for a client, or for a failure. Returns
+        what makes clients.
+        """
 
         def connect(*_: object) -> mock.Mock:
-            client = clients[left.is_set()]
-            assert left.is_set() or may_come.wait(_WAIT_S)
-            return client
+            may_come.wait(_WAIT_S)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
 
-        def leave(*_: object) -> None:
-            talweg.shutdown()
-            left.set()
-
-        with mock.patch.object(process, "Client", connect):
-            self._interrupt_soon(leave)
-            with self.assertRaisesRegex(talweg.Closed, "shutdown"):
-                talweg.init()
-            self.assertTrue(left.is_set())
-            self.assertFalse(talweg.is_initialized())
+        make = mock.Mock(side_effect=connect)
+        patch = mock.patch.object(process, "Client", make)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self._interrupt_soon(lambda *_: talweg.shutdown())
+        with self.assertRaisesRegex(talweg.Closed, "shutdown"):
             talweg.init()
-            may_come.set()
-            _join_connecting()
-            clients[0].close.assert_called_once()
-            self.assertIs(process.current(), clients[1])
-            talweg.shutdown()
-        clients[1].close.assert_called_once()
         self.assertFalse(talweg.is_initialized())
+        return make
+
+    def test_a_signal_handler_may_leave(self) -> None:
+        """The handler runs on the thread that waits in init()."""
+        late, may_come = mock.Mock(is_inherited=False), threading.Event()
+        self._wait_and_leave(late, may_come)
+        may_come.set()
+        _join_connecting()
+        late.close.assert_called_once()
+        self.assertFalse(talweg.is_initialized())
+        after = mock.Mock(is_inherited=False)
+        with mock.patch.object(process, "Client", lambda *_: after):
+            talweg.init()
+        self.assertIs(process.current(), after)
+        talweg.shutdown()
+        after.close.assert_called_once()
+
+    def test_init_goes_on_with_an_attempt_that_was_left(self) -> None:
+        """That attempt has this rank's place in the job, which a second one would find taken."""
+        client, may_come = mock.Mock(is_inherited=False), threading.Event()
+        make = self._wait_and_leave(client, may_come)
+        self.addCleanup(may_come.set)
+        with self.assertRaises(talweg.Timeout):
+            talweg.init(timeout_s=0.01)
+        self._interrupt_soon()
+        with self.assertRaises(KeyboardInterrupt):
+            talweg.init()
+        self._interrupt_soon(lambda *_: may_come.set())
+        talweg.init()
+        make.assert_called_once()
+        client.close.assert_not_called()
+        self.assertIs(process.current(), client)
+        talweg.shutdown()
+        client.close.assert_called_once()
+
+    def test_init_does_not_go_on_with_another_jobs_attempt(self) -> None:
+        may_come = threading.Event()
+        make = self._wait_and_leave(mock.Mock(), may_come)
+        self.addCleanup(may_come.set)
+        make.side_effect = lambda *_: mock.Mock(is_inherited=False)
+        for call in (
+            lambda: talweg.init("/elsewhere"),
+            lambda: mock.patch.dict(os.environ, MASTER_PORT="7")(talweg.init)(),
+        ):
+            before = make.call_count
+            call()
+            self.assertEqual(make.call_count, before + 1)
+            talweg.shutdown()
+
+    def test_init_begins_anew_if_the_attempt_that_was_left_fails(self) -> None:
+        may_come = threading.Event()
+        make = self._wait_and_leave(talweg.Timeout("too late"), may_come)
+        after = mock.Mock(is_inherited=False)
+
+        def fail(*_: object) -> None:
+            make.side_effect = lambda *_: after
+            may_come.set()
+
+        self._interrupt_soon(fail)
+        talweg.init()
+        self.addCleanup(talweg.shutdown)
+        self.assertIs(process.current(), after)
 
     def test_a_signal_handler_may_leave_a_rank_that_waits_for_another_agent(self) -> None:
         lost, late, may_come = mock.Mock(is_inherited=False), mock.Mock(), threading.Event()

@@ -6,27 +6,31 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 from talweg._calls import Calls
 from talweg._client import agents, late
 from talweg._client.attempt import Attempt
 from talweg._client.client import Client
+from talweg._library.native_arguments import nanoseconds
 from talweg._node.launchers import World
-from talweg.errors import InvalidArgument, NotInitialized
+from talweg.errors import Closed, InvalidArgument, NotInitialized, TalwegError
 
 _current: Client | None = None
 # A signal handler may call disconnect() on the thread that holds the lock.
 _current_lock = threading.RLock()
 _attempt: Attempt | None = None  # The one that connect() or replace() waits for.
+_last: tuple[Any, Attempt] | None = None  # What connect() was told, and its attempt that failed.
 _has_left = False  # This process has had a client, and has left its job.
 
 
 def _renew_lock() -> None:
     """Makes a new lock in a forked child: a thread of the parent may hold the old one."""
-    global _current_lock, _attempt
+    global _current_lock, _attempt, _last
     _current_lock = threading.RLock()
-    _attempt = None
+    _attempt = _last = None
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -74,8 +78,37 @@ def connect(
             if _has_left:  # The client before, whose memory is as much as this one's, is in cycles.
                 gc.collect()
                 _has_left = False
-            client = _make_current(lambda: Client(agent_socket, timeout_s, alone, world))
+            client = _connect(timeout_s, (agent_socket, alone, world, dict(os.environ)))
         return client
+
+
+def _connect(timeout_s: float, told: tuple[str | None, bool | None, World | None, Any]) -> Client:
+    """Goes on with the last call's attempt if that one was given up and still waits, so that this
+    process has one place in the job. Else, or if that one fails, makes another attempt.
+    """
+    global _last
+    _check_nobody_waits()
+    agent_socket, alone, world, _ = told
+    nanoseconds(timeout_s)  # Raises InvalidArgument for an invalid time.
+    begin_s, left_s = time.monotonic(), timeout_s
+    last, _last = _last, None
+    attempt = last[1] if last is not None and last[0] == told and last[1].resume() else None
+    try:
+        if attempt is not None:
+            try:
+                return _make_current(attempt, timeout_s=timeout_s)
+            except Closed:
+                raise
+            except TalwegError:
+                left_s = timeout_s - (time.monotonic() - begin_s)
+                if left_s <= 0:
+                    raise
+        attempt = Attempt(lambda: Client(agent_socket, left_s, alone, world))
+        return _make_current(attempt)
+    except BaseException:
+        if attempt is not None:
+            _last = (told, attempt)
+        raise
 
 
 # Methods of objects that keep a client.
@@ -102,21 +135,28 @@ def replace(make: Callable[[Client], Client]) -> Client:
     """
     with _current_lock:
         lost = current()
-        return _make_current(lambda: make(lost), lost)
+        _check_nobody_waits()
+        return _make_current(Attempt(lambda: make(lost)), lost)
 
 
-def _make_current(make: Callable[[], Client], lost: Client | None = None) -> Client:
-    """Makes this process's client, which replaces the `lost` one. The caller holds the lock."""
-    global _current, _attempt
-    outer = _attempt
-    if outer is not None and not outer.is_given_up:
+def _check_nobody_waits() -> None:
+    if _attempt is not None and not _attempt.is_given_up:
         raise InvalidArgument(
             "a signal handler has called init() or rejoin() while init() or rejoin() waits: call "
             "shutdown() first, which ends that wait"
         )
-    attempt = _attempt = Attempt(make)
+
+
+def _make_current(
+    attempt: Attempt, lost: Client | None = None, timeout_s: float | None = None
+) -> Client:
+    """Makes the attempt's client this process's, in place of the `lost` one. The caller holds the
+    lock.
+    """
+    global _current, _attempt
+    outer, _attempt = _attempt, attempt
     try:
-        client = _current = attempt.wait()
+        client = _current = attempt.wait(timeout_s)
         if lost is not None:
             lost.abandon()
         _tell_of(client)

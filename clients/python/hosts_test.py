@@ -15,7 +15,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from talweg._node import hosts, hosts_run
+from talweg._node import hosts, hosts_run, ranks
 from talweg._node.beats import Beats
 from talweg._node.host_set import Action, JobState
 from talweg._node.listed_hosts import Host
@@ -164,6 +164,21 @@ class LauncherTest(unittest.TestCase):
                 signal.raise_signal(signal.SIGTERM)
             with mock.patch.object(hosts.time, "monotonic", lambda: 0.0):  # Time has not passed.
                 signal.raise_signal(signal.SIGTERM)
+
+
+class NewsTest(unittest.TestCase):
+    def test_a_full_disk_ends_no_rank(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+            with mock.patch.object(ranks.os, "set_blocking"):  # This process keeps its stdout.
+                started = ranks._Ranks(ranks.Task([], "", {}, {}), Path(directory))
+            self.addCleanup(started._selector.close)
+            self.addCleanup(started._selector_when_full.close)
+            news = Path(directory, ranks.NEWS_FILE)
+            news.symlink_to("/dev/full")
+            started._hear(ranks.NEWS + b"1\n")
+            news.unlink()
+            started._hear(ranks.NEWS + b"2\n")
+            self.assertRegex(news.read_text(), r"^\d+\.\d{6} 2\n$")
 
 
 class NamesTest(unittest.TestCase):

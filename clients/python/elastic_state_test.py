@@ -324,6 +324,24 @@ class StateTest(unittest.TestCase):
                 self.assertEqual(state.run(lambda _: mark.read_text()), "begun\n")
             self.assertFalse(mark.exists())
 
+    def test_a_launcher_that_cannot_be_told(self) -> None:
+        """A full disk is one warning, and the training goes on."""
+        talweg.init()
+        self.addCleanup(talweg.shutdown)
+        state = talweg.State(step=0)
+        with tempfile.TemporaryDirectory() as directory:
+            missing, full = Path(directory, "missing", "mark"), Path(directory, "full")
+            full.symlink_to("/dev/full")
+            for mark in (missing, full):
+                with (
+                    mock.patch.dict(os.environ, TALWEG_RUN_OUTLIVES=str(mark)),
+                    mock.patch.object(outlive, "_has_warned", False),
+                    self.assertWarnsRegex(RuntimeWarning, "cannot be told") as warned,
+                ):
+                    for _ in range(2):
+                        self.assertEqual(state.run(lambda _: "done"), "done")
+                self.assertEqual(len(warned.warnings), 1, mark)
+
     def test_a_step_that_was_begun_is_begun_again(self) -> None:
         """By all ranks, with the values that one of them gives to the others in begin()."""
         talweg.init()

@@ -42,6 +42,42 @@ class _SlowJob(_Job):
         super().__init__(test, "a", "--hostfile={hosts}")
 
 
+class _TalkativeJob(_Job):
+    """A job on hosts whose shells print something before they run a command."""
+
+    def ssh(self) -> str:
+        return super().ssh().replace("exec sh", "printf 'hello\\n\\377 '; exec sh")
+
+
+# A Python whose name server takes longer to answer for host b than hosts wait for the launcher.
+_SLOW_NAMES = """#!{python}
+import os, sys
+slow = '''
+import socket, time
+found = socket.getaddrinfo
+def getaddrinfo(host, *others):
+    time.sleep({wait_s} if host == "b" else 0)
+    return found("localhost", *others)
+socket.getaddrinfo = getaddrinfo
+'''
+words = [slow + word if "hosts_run.main()" in word else word for word in sys.argv[1:]]
+os.execv("{python}", ["{python}", *words])
+"""
+
+
+class _SlowNamesJob(_Job):
+    variables = _SHORT_SILENCE
+
+    def __init__(self, test: unittest.TestCase) -> None:
+        directory = tempfile.TemporaryDirectory(dir="/tmp")
+        test.addCleanup(directory.cleanup)
+        python = Path(directory.name, "python")
+        python.write_text(_SLOW_NAMES.format(python=sys.executable, wait_s=3 * _SILENCE_S))
+        python.chmod(0o755)
+        self.variables = {**_SHORT_SILENCE, "TALWEG_PYTHON": str(python)}
+        super().__init__(test, "a", "--hostfile={hosts}")
+
+
 class _HeldJob(_Job):
     """A job with a host "a" that is stopped before the beginning, and one that is reached later."""
 
@@ -154,6 +190,16 @@ class HostsRunTest(unittest.TestCase):
         begun = [line for lines in job.said().values() for line in lines if "begins" in line]
         # The first rank has begun, and the others have got its state.
         self.assertEqual(sum("False" in line for line in begun), 1, begun)
+
+    def test_hosts_whose_shells_print_something(self) -> None:
+        job = _TalkativeJob(self, "a b", "--hostfile={hosts}", "--min-nodes=2")
+        job.go_on(2)
+        job.stop()
+        output = job.end()
+        for host in ("a", "b"):
+            for printed in ("hello", "\ufffd"):
+                line = f"talweg: run: host {host} printed: {printed}\n"
+                self.assertEqual(output.count(line), 1, output)
 
     def test_a_host_is_taken_off_the_list_before_the_next_has_begun(self) -> None:
         job = _Job(self, "a", "--hostfile={hosts}")
@@ -381,6 +427,17 @@ class HostsRunTest(unittest.TestCase):
         job.kill_host("stuck")
         job.stop()
         job.end()
+
+    def test_a_name_server_that_does_not_answer(self) -> None:
+        """The launcher waits for it. Its hosts still hear from the launcher."""
+        job = _SlowNamesJob(self)
+        job.go_on(1)
+        job.name_hosts("a b")
+        job.go_on(2)
+        job.stop()
+        self.assertNotIn("lost", job.end())
+        begun = sorted(lines[0] for lines in job.said().values())
+        self.assertEqual(len(begun), 2, begun)  # No rank has begun anew.
 
     def test_all_ranks_fail(self) -> None:
         job = HostsJob(self, "a b", ["--hostfile={hosts}", "--"], ["sh", "-c", "exit 7"])

@@ -155,6 +155,19 @@ class PrivateDirectoryTest(unittest.TestCase):
             with self.assertRaises(places.Unsafe):
                 places.check_own(shared)
 
+    def test_jobs_lie_at_one_place_that_has_room_for_sockets(self) -> None:
+        umlauts = self.directory / ("\u00e4" * 30)
+        short = self.directory / "short"
+        for each in (umlauts, short):
+            each.mkdir()
+        self.assertLess(len(str(umlauts)), 60)
+        self.assertGreater(len(os.fsencode(umlauts)), 60)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.directory)
+        for told, is_taken in ((umlauts, False), ("short", False), (".", False), (short, True)):
+            found = places.base({"TMPDIR": str(told)}).parent
+            self.assertEqual(found, short if is_taken else Path("/tmp"), told)
+
     def test_what_is_run_lies_where_only_this_user_puts_things(self) -> None:
         cache = self.directory / "parent" / "cache"
         cache.mkdir(parents=True)

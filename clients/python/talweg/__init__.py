@@ -201,6 +201,7 @@ def shutdown() -> None:
     """Leaves the job cleanly; also called when the interpreter ends. A second call does nothing.
 
     If init() has started this node's agent, the node's last rank returns when the job is over.
+    An init() or rejoin() that waits, on another thread or below a signal handler, raises Closed.
     """
     _client.disconnect()
 

@@ -3,28 +3,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable
-from concurrent import futures
+from typing import Any
 
 from talweg._calls import Calls
 from talweg._client import agents, late
+from talweg._client.attempt import Attempt
 from talweg._client.client import Client
+from talweg._library.native_arguments import nanoseconds
 from talweg._node.launchers import World
-from talweg.errors import NotInitialized
+from talweg.errors import Closed, InvalidArgument, NotInitialized, TalwegError
 
 _current: Client | None = None
-_current_lock = threading.Lock()
+# A signal handler may call disconnect() on the thread that holds the lock.
+_current_lock = threading.RLock()
+_attempt: Attempt | None = None  # The one that connect() or replace() waits for.
+_last: tuple[Any, Attempt] | None = None  # What connect() was told, and its attempt that failed.
 _has_left = False  # This process has had a client, and has left its job.
 
 
 def _renew_lock() -> None:
     """Makes a new lock in a forked child: a thread of the parent may hold the old one."""
-    global _current_lock
-    _current_lock = threading.Lock()
+    global _current_lock, _attempt, _last
+    _current_lock = threading.RLock()
+    _attempt = _last = None
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -60,8 +66,11 @@ def connect(
     alone: bool | None = None,
     world: World | None = None,
 ) -> Client:
-    """Makes this process's client. A second call returns the same client."""
-    global _current, _has_left
+    """Makes this process's client. A second call returns the same client.
+
+    Raises Closed if disconnect() is called meanwhile, on another thread or by a signal handler.
+    """
+    global _has_left
     with _current_lock:
         client = _current
         late.explain()
@@ -69,9 +78,37 @@ def connect(
             if _has_left:  # The client before, whose memory is as much as this one's, is in cycles.
                 gc.collect()
                 _has_left = False
-            client = _current = _connect(lambda: Client(agent_socket, timeout_s, alone, world))
-            _tell_of(client)
+            client = _connect(timeout_s, (agent_socket, alone, world, dict(os.environ)))
         return client
+
+
+def _connect(timeout_s: float, told: tuple[str | None, bool | None, World | None, Any]) -> Client:
+    """Goes on with the last call's attempt if that one was given up and still waits, so that this
+    process has one place in the job. Else, or if that one fails, makes another attempt.
+    """
+    global _last
+    _check_nobody_waits()
+    agent_socket, alone, world, _ = told
+    nanoseconds(timeout_s)  # Raises InvalidArgument for an invalid time.
+    begin_s, left_s = time.monotonic(), timeout_s
+    last, _last = _last, None
+    attempt = last[1] if last is not None and last[0] == told and last[1].resume() else None
+    try:
+        if attempt is not None:
+            try:
+                return _make_current(attempt, timeout_s=timeout_s)
+            except Closed:
+                raise
+            except TalwegError:
+                left_s = timeout_s - (time.monotonic() - begin_s)
+                if left_s <= 0:
+                    raise
+        attempt = Attempt(lambda: Client(agent_socket, left_s, alone, world))
+        return _make_current(attempt)
+    except BaseException:
+        if attempt is not None:
+            _last = (told, attempt)
+        raise
 
 
 # Methods of objects that keep a client.
@@ -92,48 +129,54 @@ def _tell_of(client: Client) -> None:
 
 
 def replace(make: Callable[[Client], Client]) -> Client:
-    """Replaces this process's client, whose agent is lost, by the client that `make` returns."""
-    global _current
+    """Replaces this process's client, whose agent is lost, by the client that `make` returns.
+
+    Raises Closed if disconnect() is called meanwhile.
+    """
     with _current_lock:
         lost = current()
-        client = _current = _connect(lambda: make(lost))
-        lost.abandon()
-        _tell_of(client)
-        return client
+        _check_nobody_waits()
+        return _make_current(Attempt(lambda: make(lost)), lost)
 
 
-def _connect(make: Callable[[], Client]) -> Client:
-    """Calls make() on another thread. The library waits for the whole job in one call, because the
-    rank's place in the job goes with the connection, and this thread would not hear Ctrl-C in that
-    call.
+def _check_nobody_waits() -> None:
+    if _attempt is not None and not _attempt.is_given_up:
+        raise InvalidArgument(
+            "a signal handler has called init() or rejoin() while init() or rejoin() waits: call "
+            "shutdown() first, which ends that wait"
+        )
+
+
+def _make_current(
+    attempt: Attempt, lost: Client | None = None, timeout_s: float | None = None
+) -> Client:
+    """Makes the attempt's client this process's, in place of the `lost` one. The caller holds the
+    lock.
     """
-    connected: futures.Future[Client] = futures.Future()
-
-    def run() -> None:
-        try:
-            client = make()
-        except BaseException as error:
-            with contextlib.suppress(futures.InvalidStateError):
-                connected.set_exception(error)
-            return
-        try:
-            connected.set_result(client)
-        except futures.InvalidStateError:  # The caller was interrupted and no longer waits.
-            client.close()
-
-    threading.Thread(target=run, name="talweg-connect", daemon=True).start()
+    global _current, _attempt
+    outer, _attempt = _attempt, attempt
     try:
-        return connected.result()
-    except BaseException:
-        # The caller was interrupted, perhaps just after the client had come.
-        if not connected.cancel() and connected.exception() is None:
-            connected.result().close()
-        raise
+        client = _current = attempt.wait(timeout_s)
+        if lost is not None:
+            lost.abandon()
+        _tell_of(client)
+        if attempt.is_given_up and _current is client:  # It was given up just after it had come.
+            disconnect()
+        attempt.check()
+        return client
+    finally:
+        _attempt = outer
 
 
 def disconnect() -> None:
-    """Ends this process's client, if there is one. Only forgets a client of the parent process."""
+    """Ends this process's client, if there is one. Only forgets a client of the parent process.
+
+    A connect() or replace() that waits raises Closed. A signal handler may call this, too.
+    """
     global _current, _has_left
+    attempt = _attempt
+    if attempt is not None:
+        attempt.give_up()
     with _current_lock:
         client, _current = _current, None
     if client is not None and not client.is_inherited:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from talweg import _client
+from talweg import _call_site, _client
 from talweg._client import Client
 from talweg._client.agents import connect_again
 from talweg._elastic.membership import membership_of
@@ -123,23 +123,46 @@ def rejoin(agent_wait_s: float | None = None) -> None:
     gc.collect()  # The lost client, whose memory is as much as the next one's, is in cycles.
 
 
+_has_warned = False
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """A context that warns once of a failure to write for `talweg run`. The training goes on."""
+    global _has_warned
+    try:
+        yield
+    except OSError as error:
+        if not _has_warned:
+            _has_warned = True
+            _call_site.warn(
+                f"`talweg run` cannot be told that this rank outlives its agent: {error}. The "
+                "training goes on, but `talweg run` may end this rank if its agent is lost: make "
+                "room below TMPDIR, or start the job with another TMPDIR",
+                RuntimeWarning,
+            )
+
+
 def note_begun() -> None:
     """Notes that this rank has the state of its job. If its agent is lost when the job has finished,
     it may begin another one with that state.
     """
     mark = os.environ.get(_MARK_VARIABLE)
-    if mark and Path(mark).exists():
-        Path(mark).write_text("begun\n")
+    with _going_on():
+        if mark and Path(mark).exists():
+            Path(mark).write_text("begun\n")
 
 
 @contextlib.contextmanager
 def outliving() -> Iterator[None]:
     """A context in which this rank goes on when its agent is lost. `talweg run` does not end it."""
     mark = os.environ.get(_MARK_VARIABLE)
-    if mark:
-        Path(mark).touch()
+    with _going_on():
+        if mark:
+            Path(mark).touch()
     try:
         yield
     finally:
-        if mark:
-            Path(mark).unlink(missing_ok=True)
+        with _going_on():
+            if mark:
+                Path(mark).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,15 +15,23 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class Daemon:
-    """One daemon. `ready_fd` is readable when the daemon serves, or has ended before that."""
+    """One daemon. `ready_fd` is readable when the daemon serves, or has ended before that.
 
-    def __init__(self, name: str, line: list[str], environment: Mapping[str, str]) -> None:
+    It runs in `directory`, where it finds files that its options name by relative paths; in this
+    process's directory if that one is gone.
+    """
+
+    def __init__(
+        self, name: str, line: list[str], environment: Mapping[str, str], directory: str = "."
+    ) -> None:
         self.name = name
+
+        def begin() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
+
         self.ready_fd, writer = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -32,7 +41,7 @@ class Daemon:
                 # A daemon's output goes to stderr, because it is no output of the program.
                 stdout=2,
                 pass_fds=[writer],
-                preexec_fn=_die_with_parent,
+                preexec_fn=begin,
             )
         finally:
             os.close(writer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import re
@@ -31,9 +32,14 @@ from talweg._counted import counted
 from talweg._node import ranks
 from talweg._node.listed_hosts import Host
 from talweg._node.meeting import own_addresses
+from talweg._node.signals import Signals
+from talweg._node.stderr import say
 from talweg.errors import InvalidArgument, TalwegError
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from _node import ranks; ranks.main()"
+# How a message of ranks.py begins, and the fields that each kind of message has.
+_BEGIN = re.compile(rb'\{"(?:rank|here)": ')
+_KINDS = ({"rank", "stream", "text"}, {"rank", "status"}, {"rank", "result", "place"}, {"here"})
 # How long a host's ranks may take to end.
 GRACE_S = 15.0
 # Variables that belong to one machine, or that name a rank of another launcher.
@@ -116,8 +122,14 @@ def deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
     return dealt
 
 
+@functools.cache
+def _full_name() -> str:
+    """Returns this host's name with its domain. A name server may keep this waiting for long."""
+    return socket.getfqdn()
+
+
 def is_here(host: str) -> bool:
-    return host in {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
+    return host in {"localhost", "127.0.0.1", socket.gethostname()} or host == _full_name()
 
 
 def _variables(launch: Launch, hosts: Sequence[Host]) -> dict[str, str]:
@@ -150,11 +162,28 @@ def end_of(text: str) -> str:
     return "" if text.endswith("\r") else "\n"
 
 
+def _parted(line: bytes) -> tuple[str, dict[str, Any] | None]:
+    """Returns what stands in a line before a message of ranks.py, and the message, if there is one.
+
+    A host's shell may print text when ssh starts it, also without the end of a line.
+    """
+    message: Any = None
+    end = len(line)
+    for begin in _BEGIN.finditer(line):
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(line[begin.start() :])
+            end = begin.start()
+            break
+    if message is None or not any(kind <= message.keys() for kind in _KINDS):
+        message, end = None, len(line)
+    return line[:end].decode(errors="replace").strip(), message
+
+
 class OnHost:
     """A ranks.py that runs on one host, here or by ssh. It ends when this process does.
 
     `task` is its Task, and `python` the interpreter on that host. Raises TalwegError if there is no
-    ssh.
+    ssh. Any thread may call beat(). All else belongs to one thread.
     """
 
     def __init__(self, host: str, task: Mapping[str, Any], ssh: Ssh, python: str) -> None:
@@ -163,6 +192,7 @@ class OnHost:
         # With a large environment the task does not fit into a pipe, and nobody reads it before ssh
         # has reached the host.
         self._unsent = bytearray(json.dumps(task).encode() + b"\n")
+        self._unsent_lock = threading.Lock()  # It also protects stdin.
         self._selectors: list[selectors.BaseSelector] = []
         line = [python, "-I", "-S", "-c", _START, str(Path(__file__).parents[1])]
         if not is_here(host):
@@ -186,7 +216,10 @@ class OnHost:
         return self._process.stdout.fileno()
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Returns the messages that have come, without waiting; None if no more will come."""
+        """Returns the messages that have come, without waiting; None if no more will come.
+
+        A text that another program has printed there is a message {"printed"}.
+        """
         try:
             part = os.read(self.fileno(), 1 << 20)
         except BlockingIOError:
@@ -198,7 +231,14 @@ class OnHost:
             lines[0] = b"".join([*self._text, lines[0]])
             self._text.clear()
         self._text += [rest] if rest else []
-        return [dict(json.loads(line)) for line in lines]
+        messages: list[dict[str, Any]] = []
+        for line in lines:
+            printed, message = _parted(line)
+            if printed:
+                messages.append({"printed": f"host {self.host} printed: {printed}"})
+            if message is not None:
+                messages.append(message)
+        return messages
 
     def failure(self) -> str:
         """Returns, after the last message, why it could not do its work; empty if it could."""
@@ -211,22 +251,30 @@ class OnHost:
 
     def begin(self, words: str) -> None:
         """Has a task that waits start its ranks. `words` complete its command."""
-        self._unsent += ranks.BEGIN + words.encode() + b"\n"
-        self.send()
+        self._add(ranks.BEGIN + words.encode() + b"\n")
 
     def tell_of_hosts(self, has_come: bool, has_gone: bool) -> None:
         """Tells the ranks that the list of hosts has changed."""
-        self._unsent += ranks.NEWS + str(has_gone + 2 * has_come).encode() + b"\n"
-        self.send()
+        self._add(ranks.NEWS + str(has_gone + 2 * has_come).encode() + b"\n")
 
     def beat(self) -> None:
         """Tells a task that has a `silence_s` that this launcher still reaches it."""
-        if not self._unsent:
-            self._unsent += ranks.BEAT
-            self.send()
+        with self._unsent_lock:
+            if not self._unsent:
+                self._unsent += ranks.BEAT
+                self._write()
+
+    def _add(self, text: bytes) -> None:
+        with self._unsent_lock:
+            self._unsent += text
+            self._write()
 
     def send(self) -> None:
         """Sends as much of the unsent text as the pipe has room for."""
+        with self._unsent_lock:
+            self._write()
+
+    def _write(self) -> None:
         stdin = self._process.stdin
         if stdin is None or stdin.closed:
             return
@@ -260,7 +308,7 @@ class OnHost:
         for selector in self._selectors:
             selector.unregister(stdin)
         self._selectors.clear()
-        with contextlib.suppress(OSError):
+        with self._unsent_lock, contextlib.suppress(OSError):
             stdin.close()
 
     def kill(self) -> None:
@@ -352,6 +400,9 @@ class _Run:
             self._fail(1, failure)
 
     def _take(self, message: dict[str, Any]) -> None:
+        if "printed" in message:
+            say(message["printed"])
+            return
         rank = int(message["rank"])
         if "text" in message:
             self._launch.say(rank, message["stream"], message["text"])
@@ -382,12 +433,14 @@ class _Run:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Has SIGTERM raise KeyboardInterrupt, as Ctrl-C does. In other threads than the main one it
-    does nothing, because they get no signals.
+    """Has SIGTERM raise KeyboardInterrupt, as Ctrl-C does; a repeat within a second does not. In
+    other threads than the main one it does nothing, because they get no signals.
     """
+    signals = Signals()
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: object) -> None:
+        if signals.add(number, time.monotonic()):
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

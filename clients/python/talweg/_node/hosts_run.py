@@ -25,6 +25,7 @@ from typing import Any
 
 from talweg import _programs
 from talweg._node import hosts, ranks, too_late
+from talweg._node.beats import Beats
 from talweg._node.caller import Caller
 from talweg._node.host_set import (
     Action,
@@ -45,6 +46,8 @@ from talweg._node.meeting import own_addresses
 from talweg._node.outputs import Output
 from talweg._node.own_scheduler import OwnScheduler
 from talweg._node.question import Question
+from talweg._node.signals import Signals
+from talweg._node.stderr import say
 from talweg.errors import InvalidArgument, TalwegError
 
 _TURN_S = 0.2
@@ -202,7 +205,6 @@ class HostsRun:
         self._environment = {**os.environ, "TALWEG_SECRET_FILE": f"{self._directory}/secret"}
         self._name = options.job or "run"
         self._silence_s = _silence_s()
-        self._beaten_s = 0.0
         self._ssh = hosts.Ssh(
             options.ssh_port, options.ssh_identity_file, silence_s=self._silence_s
         )
@@ -214,7 +216,9 @@ class HostsRun:
         self._outputs = {"stdout": Output(1), "stderr": Output(2)}
         self._nodes: dict[str, _Node] = {}  # By host.
         self._slots: dict[str, int] = {}  # As the list names them, by host.
-        self._signals: list[int] = []
+        self._beats = Beats(self._silence_s / 6)
+        self._signals = Signals()
+        self._untaken: list[int] = []  # The numbers of signals.
         self._has_list = False
         self._said = ""
         self._said_s = 0.0
@@ -238,7 +242,7 @@ class HostsRun:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # A program under nohup outlives its terminal.
-            signal.signal(number, lambda number, _: self._signals.append(number))
+            signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `talweg run` has blocked them.
         try:
             self._scheduler = OwnScheduler(self._directory, self._log_level)
@@ -248,6 +252,7 @@ class HostsRun:
         finally:
             for node in self._nodes.values():
                 node.on_host.kill()
+            self._beats.end()
             self._list.close()
             self._telling.close()
             self._state.close()
@@ -272,10 +277,6 @@ class HostsRun:
             if key.data is not None:
                 self._read(key.data)
         now_s = time.monotonic()
-        if now_s - self._beaten_s > self._silence_s / 6:
-            self._beaten_s = now_s
-            for node in self._nodes.values():
-                node.on_host.beat()
         self._take_signals()
         if self._caller.is_gone():
             self._do(self._job.end(1, "the program that has started the run has ended"))
@@ -341,9 +342,13 @@ class HostsRun:
         assert self._scheduler is not None
         return [self._tool, command, f"--scheduler={self._scheduler.address}", *options]
 
+    def _on_signal(self, number: int, _: object) -> None:
+        if self._signals.add(number, time.monotonic()):
+            self._untaken.append(number)
+
     def _take_signals(self) -> None:
-        while self._signals:
-            number = self._signals.pop(0)
+        while self._untaken:
+            number = self._untaken.pop(0)
             if self._job.state is JobState.ENDING:
                 # After a second signal the user does not want to wait.
                 for node in self._nodes.values():
@@ -392,11 +397,14 @@ class HostsRun:
                 node.results[message["place"]] = message["result"]
             elif "status" in message:
                 node.status = int(message["status"])
+            elif "printed" in message:
+                self._say(message["printed"])
             elif "here" in message:
                 self._do(self._job.on_here(node.host, time.monotonic()))
         if messages is not None:
             return
         self._selector.unregister(node.on_host)
+        self._beats.remove(node.on_host)
         del self._nodes[node.host]
         failure = node.on_host.failure()
         status = node.status
@@ -478,6 +486,7 @@ class HostsRun:
         on_host = hosts.OnHost(start.host, task, self._ssh, sys.executable)
         node = _Node(start, on_host)
         self._nodes[start.host] = node
+        self._beats.add(on_host)
         self._selector.register(on_host, selectors.EVENT_READ, node)
 
     def _node_line(self, start: Start) -> list[str]:
@@ -563,7 +572,7 @@ def main() -> None:
     try:
         status = HostsRun(options).run()
     except (TalwegError, OSError) as error:
-        print(f"talweg: run: {error}", file=sys.stderr)
+        say(f"run: {error}")
         status = 2 if isinstance(error, InvalidArgument) else 1
     finally:
         shutil.rmtree(options.directory, ignore_errors=True)

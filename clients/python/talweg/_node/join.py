@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 import socket
@@ -94,6 +95,13 @@ class Attachment:
         self._connection.close()
 
 
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # It was removed.
+        return "/"
+
+
 def _restarts(environment: Mapping[str, str]) -> int:
     """Returns how often the keeper may start an agent again."""
     text = environment.get(RESTARTS_VARIABLE, "") or str(RESTARTS)
@@ -169,8 +177,9 @@ class _Start:
         place = self._place
         is_one_node = place.local_size == place.size
         return {
-            "tool": _programs.tool(),
+            "tool": os.path.abspath(_programs.tool()),
             "directory": str(self._directory),
+            "rank_directory": _working_directory(),
             "job": f"{place.job} {self._life}",
             "name": self._name(),
             "rank": place.rank,
@@ -219,7 +228,7 @@ class _Start:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            cwd="/",
+            cwd="/",  # The keeper keeps no file system busy. Its daemons run where the rank does.
             env=dict(self._environment),
         )
         assert self._keeper.stdin is not None and self._keeper.stdout is not None

@@ -31,6 +31,8 @@ from . import handshake, places
 from .daemons import Daemon
 from .group import Group, refusal_of
 from .meeting_point import MeetingPoint
+from .signals import Signals
+from .stderr import say
 
 SOCKET_NAME = "keeper.sock"
 _CLAIM_S = 60.0
@@ -61,6 +63,8 @@ class Plan:
     size: int
     local_size: int
     host: str
+    # The working directory of the node's local rank 0, in which the daemons run.
+    rank_directory: str = "/"
     restarts: int = RESTARTS  # How often the node's agent may be started again.
     scheduler: str = ""  # The address of a scheduler that runs already, if there is one.
     node_rank: int | None = None  # None if the first node tells it.
@@ -68,9 +72,8 @@ class Plan:
     # How nodes meet. They do not meet if there is only one node, or if everything is known.
     meets: bool = False
     secret: str = ""
-    munge: str | None = (
-        None  # The socket of munge if it hands out the secret; "" is the usual socket.
-    )
+    # The socket of munge if it hands out the secret; "" is the usual socket.
+    munge: str | None = None
     ports: list[int] = field(default_factory=list)  # The first node listens on one of them.
     addresses: list[list[Any]] = field(default_factory=list)  # The other nodes look there for it.
 
@@ -135,12 +138,11 @@ class Keeper:
         self._listener.setblocking(False)
         os.rename(f"{path}.new", path)  # A rank that finds the path can connect.
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._wake, wake_writer = socket.socketpair()
-        for end in (self._wake, wake_writer):
+        self._wake, self._wake_writer = socket.socketpair()
+        for end in (self._wake, self._wake_writer):
             end.setblocking(False)
-        self._wake_writer = wake_writer
         self._selector.register(self._wake, selectors.EVENT_READ, self._on_wake)
-        self._signalled = 0
+        self._signals = Signals()
 
     # ----- The loop -----
 
@@ -180,20 +182,22 @@ class Keeper:
             self._point.drop_silent()
         self._say_waiting()
 
-    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+    def _wait(self, is_over: Callable[[], bool], timeout_s: float, signals: int = 1) -> None:
+        """Returns when it is over, or at the time limit, or after so many signals."""
         end = time.monotonic() + timeout_s
-        while not is_over() and time.monotonic() < end and not self._signalled:
+        while not is_over() and time.monotonic() < end and self._signals.count < signals:
             self._turn(0.2)
 
     def _on_signal(self, number: int, _: object) -> None:
-        self._signalled = number
+        self._signals.add(number, time.monotonic())
 
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._wake.recv(4096):
                 pass
-        if self._signalled and self._phase != ENDING:
-            self._fail(f"the keeper of this node's daemons was ended by signal {self._signalled}")
+        if self._signals.count and self._phase != ENDING:
+            number = self._signals.first
+            self._fail(f"the keeper of this node's daemons was ended by signal {number}")
         for daemon in list(self._daemons):
             if daemon.process.poll() is not None and daemon.ready_fd < 0 and self._phase != ENDING:
                 self._on_daemon_ended(daemon)
@@ -314,7 +318,7 @@ class Keeper:
                 self._point.tell_all({"waiting": text})
         if time.monotonic() - self._said_at > _SAY_S:
             self._said_at = time.monotonic()
-            print(f"talweg: {text}", file=sys.stderr, flush=True)
+            say(text)
 
     # ----- The other nodes -----
 
@@ -452,18 +456,16 @@ class Keeper:
             )
         if refusal:
             text = f"this node's agent is not started again: {refusal}"
-            print(f"talweg: {text}", file=sys.stderr, flush=True)
+            say(text)
             for rank in here:
                 rank.waits = False
                 rank.tell({"failed": text})
             return
         self._restarts.append(now)
         self._life += 1
-        print(
-            f"talweg: this node's agent is started again, {len(self._restarts)} of {most} times in "
-            f"{_RESTARTS_WINDOW_S:g} s; its ranks wait for it",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"this node's agent is started again, {len(self._restarts)} of {most} times in "
+            f"{_RESTARTS_WINDOW_S:g} s; its ranks wait for it"
         )
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._agent_path)
@@ -493,10 +495,11 @@ class Keeper:
                 rank.tell(message)
 
     def _launch(self, name: str, line: list[str]) -> Daemon:
+        plan = self._plan
         # For a scheduler that ran before, the user's own secret counts.
-        if self._plan.meets and not self._plan.scheduler:
+        if plan.meets and not plan.scheduler:
             line.append(f"--secret_file={self._secret_file()}")
-        daemon = Daemon(name, [self._plan.tool, *line], self._environment)
+        daemon = Daemon(name, [plan.tool, *line], self._environment, plan.rank_directory)
         self._daemons.append(daemon)
         return daemon
 
@@ -535,7 +538,7 @@ class Keeper:
         is_agent = daemon is self._agent
         # With the status 0 the agent's ranks are done.
         if not is_agent or daemon.process.returncode != 0 or not self._has_begun:
-            print(f"talweg: {daemon.how_it_ended()}", file=sys.stderr, flush=True)
+            say(daemon.how_it_ended())
         if is_agent:
             self._agent = None
             self._see_to_agent()
@@ -571,7 +574,8 @@ class Keeper:
 
     def _end_daemon(self, daemon: Daemon) -> None:
         daemon.ask_to_end()
-        self._wait(lambda: daemon.process.poll() is not None, _GRACE_S)
+        # After a second signal the user does not want to wait.
+        self._wait(lambda: daemon.process.poll() is not None, _GRACE_S, signals=2)
         daemon.end(0)
 
 

@@ -8,12 +8,12 @@ import contextlib
 import json
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from . import handshake
+from .stderr import say
 
 # How many seconds a connection may take to show that it is of this job, and how many connections
 # may be about to. Beyond that the oldest one of the address that has most of them makes room.
@@ -121,11 +121,9 @@ class MeetingPoint:
                 continue
             if failure is not None:
                 taken = listener.getsockname()[1]
-                print(
-                    f"talweg: this job's nodes meet at port {taken}; the ports that come before it in "
-                    f"their list are taken ({failure})",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"this job's nodes meet at port {taken}; the ports that come before it in their "
+                    f"list are taken ({failure})"
                 )
             return listener
         raise OSError(

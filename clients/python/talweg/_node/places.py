@@ -33,8 +33,9 @@ def base(environment: Mapping[str, str]) -> Path:
     """Returns the directory of this user's jobs. It is the same for all ranks of a node."""
     for variable in ("XDG_RUNTIME_DIR", "TMPDIR"):
         told = environment.get(variable, "")
-        is_short = told and len(told) <= _PARENT_BYTES_MAX
-        if is_short and os.access(told, os.W_OK | os.X_OK) and is_kept(Path(told)):
+        # Ranks and the keeper run in different directories: a relative path means several places.
+        is_fit = os.path.isabs(told) and len(os.fsencode(told)) <= _PARENT_BYTES_MAX
+        if is_fit and os.access(told, os.W_OK | os.X_OK) and is_kept(Path(told)):
             return Path(told) / f"talweg-{os.getuid()}"
     return Path(f"/tmp/talweg-{os.getuid()}")
 

@@ -236,8 +236,10 @@ class _Ranks:
         *lines, self._told = (self._told + part).split(b"\n")
         for line in lines:
             if line.startswith(NEWS):
-                with (self._scratch / NEWS_FILE).open("a") as file:
-                    file.write(f"{time.time():.6f} {line[len(NEWS) :].decode()}\n")
+                # On a full disk ranks are not told of the change. They train on.
+                with contextlib.suppress(OSError):
+                    with (self._scratch / NEWS_FILE).open("a") as file:
+                        file.write(f"{time.time():.6f} {line[len(NEWS) :].decode()}\n")
             if not line.startswith(BEGIN):
                 continue
             self._may_begin = True

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from talweg._compat.names import names
 from talweg._elastic import outlive
 from talweg._node.ranks import NEWS_FILE
 from talweg.errors import Aborted
@@ -135,6 +137,30 @@ class HvdStateTest(unittest.TestCase):
         ):
             train(Told(batch=0))
         self.assertEqual(told, ["sync", 0])
+
+    def test_each_call_of_the_function_makes_the_same_names(self) -> None:
+        """A rank that has come later has called it once, where others have called it often."""
+        weight = torch.nn.Parameter(torch.zeros(2))
+        of_before = names.next("kind", [("weight", weight)])
+        told: list[list[str]] = []
+
+        class Told(ObjectState):
+            def sync(self) -> None:
+                pass
+
+        @run
+        def train(state: Told) -> None:
+            own = torch.nn.Parameter(torch.zeros(2))
+            told.append([names.next("kind") for _ in range(2)])
+            told[-1] += [names.next("kind", [("weight", own)]), names.next("kind", [("", own)])]
+            told[-1] += [names.next("kind", [("weight", each)]) for each in (own, weight)]
+            if len(told) < 3:
+                raise HorovodInternalError("ranks disagree")
+
+        train(Told(batch=0))
+        self.assertEqual(told[1:], told[:1] * 2)
+        self.assertEqual(told[0][4:], [told[0][2], of_before])
+        self.assertEqual(len(set(told[0])), 5)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ def scatters() -> None:
     assert torch.allclose(mean * size, total)
     scaled = hvd.reducescatter(own, op=hvd.Sum, prescale_factor=0.5, postscale_factor=2.0)
     assert torch.allclose(scaled, total)
+    odd = torch.full((size,), 1 + (rank == 0))
+    assert hvd.reducescatter(odd, postscale_factor=2.0).tolist() == [2 * (size + 1) // size]
     half = hvd.reducescatter(own, op=hvd.Sum, compression=hvd.Compression.fp16)
     assert half.dtype == torch.float32 and torch.allclose(half, total)
     expect(ValueError, "scalar", hvd.reducescatter, torch.tensor(1.0))

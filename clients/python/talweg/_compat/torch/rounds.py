@@ -12,6 +12,7 @@ import talweg.torch as tw
 from talweg import _client
 from talweg._client import Handle
 from talweg._client.session import Done, Failed, Pending
+from talweg._collectives.scaling import average_integers
 from talweg._counted import counted
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument, Mismatch
@@ -53,6 +54,15 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor * factor
 
 
+def average_whole(
+    sums: torch.Tensor, ranks: int, postscale: float = 1.0, rounds_down: bool = False
+) -> torch.Tensor:
+    """Makes sums of integers averages, in place, by average_integers(). Returns them."""
+    on_host = sums.cpu()
+    average_integers(on_host.numpy(), ranks, postscale, rounds_down)
+    return sums if on_host is sums else sums.copy_(on_host)
+
+
 def push_pull(
     tensor: torch.Tensor,
     op: Op,
@@ -62,12 +72,12 @@ def push_pull(
     members: Any = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    rounding: str = "trunc",
+    rounds_down: bool = False,
 ) -> Pending:
     """Starts a round of `tensor`. The result is a new tensor, or `tensor` itself if `in_place`.
 
     Raises at the call if the round cannot be carried out. If ranks disagree, wait() raises
-    Mismatch. Averages of integers are sums divided with `rounding`, "floor" or "trunc".
+    Mismatch. Averages of integers are rounded towards zero, or with `rounds_down` down.
     """
     client = _client.current()
     if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
@@ -82,8 +92,9 @@ def push_pull(
 
     def finish(result: torch.Tensor) -> torch.Tensor:
         if is_average_of_integers:
-            result = torch.div(result, size, rounding_mode=rounding)
-        if postscale != 1.0:
+            # Where a rank is lost, fewer ranks than the group has may be in the sum.
+            average_whole(result, handle.ranks_summed or size, postscale, rounds_down)
+        elif postscale != 1.0:
             result = scaled(result, postscale)
         if in_place and result is not tensor:
             with torch.no_grad():

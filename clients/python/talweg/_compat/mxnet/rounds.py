@@ -264,8 +264,6 @@ def start(
     dtype = check(tensor, operation)
     own = current()
     declaration, group = _declaration(tensor, dtype, reduction, operation, travel.encoding)
-    if tensor.size == 0:
-        return
     declaration.require(operation if name is None else f"tensor '{name}'")
     client = own.client
     if name is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of torch tensors by the other systems' rules: scaling, integer averages, empty tensors."""
+"""Rounds of torch tensors by the other systems' rules: scaling, and integer averages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import talweg.torch as tw
 from talweg import _client
 from talweg._client import Handle
-from talweg._client.session import Done, Failed, Pending
+from talweg._client.session import Failed, Pending
 from talweg._collectives.scaling import average_integers
 from talweg._counted import counted
 from talweg._declaration import Op
@@ -80,8 +80,6 @@ def push_pull(
     Mismatch. Averages of integers are rounded towards zero, or with `rounds_down` down.
     """
     client = _client.current()
-    if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
-        return Done(tensor if in_place else tensor.detach().clone())
     is_average_of_integers = op is Op.AVERAGE and tensor.dtype in _INTEGERS
     wire_op = Op.SUM if is_average_of_integers else op
     own = tensor.detach()
@@ -137,8 +135,6 @@ def broadcast(
             f"root_rank is {root_rank}, but the job has {counted(client.size, 'rank')} "
             f"(0 to {client.size - 1})"
         )
-    if tensor.numel() == 0:
-        return Done(tensor if in_place else tensor.detach().clone())
     out = tensor if in_place else torch.empty_like(tensor, requires_grad=False)
     try:
         handle = _start(client, tensor.detach(), out, Op.BROADCAST, name, 0, members, root_rank)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import unittest
@@ -10,11 +11,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from talweg._client import Handle, process
+from talweg._compat.names import names
 from talweg._elastic import outlive
 from talweg._node.ranks import NEWS_FILE
 from talweg.errors import Aborted
 from talweg.horovod.common.elastic import Shared
 from talweg.horovod.common.exceptions import HorovodInternalError
+from talweg.horovod.common.timeline import Timeline
 from talweg.horovod.runner.elastic.worker import HostUpdateResult
 from talweg.horovod.torch.elastic import ObjectState, TorchState, run
 
@@ -135,6 +140,43 @@ class HvdStateTest(unittest.TestCase):
         ):
             train(Told(batch=0))
         self.assertEqual(told, ["sync", 0])
+
+    def test_a_timeline_outlives_the_agent(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            clients = [mock.Mock(watchers=[]) for _ in range(3)]
+            path = Path(directory) / "timeline"
+            timeline = Timeline(clients[0], str(path), mark_cycles=False)
+            process._keepers(clients[1])
+            [watch] = clients[1].watchers
+            watch(Handle(clients[1], 0, 0, "allreduce.of the next client", begin_ns=0))
+            timeline.end()
+            process._keepers(clients[2])
+            self.assertEqual([len(each.watchers) for each in clients], [1, 0, 0])
+            self.assertIn("ALLREDUCE", {event["name"] for event in json.loads(path.read_text())})
+
+    def test_each_call_of_the_function_makes_the_same_names(self) -> None:
+        """A rank that has come later has called it once, where others have called it often."""
+        weight = torch.nn.Parameter(torch.zeros(2))
+        of_before = names.next("kind", [("weight", weight)])
+        told: list[list[str]] = []
+
+        class Told(ObjectState):
+            def sync(self) -> None:
+                pass
+
+        @run
+        def train(state: Told) -> None:
+            own = torch.nn.Parameter(torch.zeros(2))
+            told.append([names.next("kind") for _ in range(2)])
+            told[-1] += [names.next("kind", [("weight", own)]), names.next("kind", [("", own)])]
+            told[-1] += [names.next("kind", [("weight", each)]) for each in (own, weight)]
+            if len(told) < 3:
+                raise HorovodInternalError("ranks disagree")
+
+        train(Told(batch=0))
+        self.assertEqual(told[1:], told[:1] * 2)
+        self.assertEqual(told[0][4:], [told[0][2], of_before])
+        self.assertEqual(len(set(told[0])), 5)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,21 @@ import torch
 _DIES_IN, _STEPS = 10, 30
 
 
+def check_averages() -> None:
+    """Averages of integers divide by the ranks that are there."""
+    six = torch.tensor([6])
+    whole = hvd.allreduce(six, name="whole"), hvd.allreduce(six, name="twice", postscale_factor=2.0)
+    if whole != (6, 12):
+        # See below why this is no exception.
+        print(f"averages of integers are wrong: {whole}", flush=True)
+        os._exit(1)
+
+
 def main() -> int:
     victim, delay_s = int(sys.argv[1]), float(sys.argv[2])
     torch.set_num_threads(1)
     hvd.init()
+    check_averages()
     is_victim = hvd.rank() == victim
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 100)
@@ -42,6 +53,8 @@ def main() -> int:
                 # hvd.elastic.run would take an error that follows the loss for the loss itself.
                 print("the loss has left a part of a step", flush=True)
                 os._exit(1)
+            if delay_s == 0:  # All ranks that are left come here.
+                check_averages()
             raise
 
     @hvd.elastic.run

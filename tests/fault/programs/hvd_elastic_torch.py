@@ -74,12 +74,20 @@ def main() -> None:
         for gradient, copy in kept:
             if not torch.equal(gradient, copy):
                 log.write("changed\n")
+        # A rank that comes later has made fewer of these, and must have the same names for them.
+        layers = torch.nn.Sequential(hvd.SyncBatchNorm(20), torch.nn.Linear(20, 1))
+        of_this_call = hvd.DistributedOptimizer(
+            torch.optim.SGD(layers.parameters(), lr=0.0001), layers.named_parameters()
+        )
         while not state.stopped:
             if epochs[-1] != talweg.epoch():
                 epochs.append(talweg.epoch())
                 log.write(f"epoch {epochs[-1]}\n")
             generator = torch.Generator().manual_seed(1000 * hvd.rank() + state.batch)
             inputs = torch.randn(8, 20, generator=generator)
+            of_this_call.zero_grad()
+            layers(inputs).square().mean().backward()
+            of_this_call.step()
             hidden = model[0](inputs)
             hidden.register_hook(in_backward)
             noise = torch.randn(8, 1, generator=generator)  # It keeps gradients from vanishing.

@@ -51,6 +51,10 @@ def main() -> int:
         assert "[2, 6]" in turned and "[3, 4]" in turned, turned
         for shape in ((3, 4), (2, 6)):
             assert _told(torch.ones(shape), name) == ""
+    for given in ("emptied", None):  # A tensor without elements takes part, too.
+        emptied = _told(torch.ones([0, 3][rank % 2]), given)
+        assert "f32[0]" in emptied and "f32[3]" in emptied, emptied
+        assert _told(torch.ones(0), given) == _told(torch.ones(3), given) == ""
     dtypes = _told(torch.ones(3, dtype=(torch.float32, torch.float64)[rank % 2]), "dtypes")
     assert "f32[3]" in dtypes and "f64[3]" in dtypes, dtypes
     roots = ""

@@ -97,11 +97,21 @@ def scatters() -> None:
     assert torch.allclose(mean * size, total)
     scaled = hvd.reducescatter(own, op=hvd.Sum, prescale_factor=0.5, postscale_factor=2.0)
     assert torch.allclose(scaled, total)
+    odd = torch.full((size,), 1 + (rank == 0))
+    assert hvd.reducescatter(odd, postscale_factor=2.0).tolist() == [2 * (size + 1) // size]
     half = hvd.reducescatter(own, op=hvd.Sum, compression=hvd.Compression.fp16)
     assert half.dtype == torch.float32 and torch.allclose(half, total)
     expect(ValueError, "scalar", hvd.reducescatter, torch.tensor(1.0))
     expect(hvd.HorovodInternalError, "Adasum", hvd.reducescatter, own, op=hvd.Adasum)
     expect(ValueError, "Average or", hvd.reducescatter, own, op=hvd.Max)
+    truths = torch.ones(2, dtype=torch.bool)
+    for start, unfit, words in (
+        (hvd.grouped_reducescatter, torch.ones(()), "scalar"),
+        (hvd.grouped_allgather, torch.ones(()), "scalar"),
+        (hvd.grouped_allreduce, truths, "bool"),
+    ):  # A member that cannot begin leaves the group's names free.
+        expect(ValueError, words, start, [own, unfit], name="unfit")
+        assert len(start([own, own], name="unfit")) == 2
     results = hvd.grouped_reducescatter([own, own], op=hvd.Sum)
     assert isinstance(results, list) and all(torch.equal(each, total) for each in results)
     for op, wanted in ((hvd.Sum, size), (hvd.Average, 1)):

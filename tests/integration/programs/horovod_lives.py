@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
 import talweg.horovod.torch as hvd
 import torch
@@ -64,6 +65,7 @@ def names_of_forgotten_handles() -> None:
     own = torch.arange(2.0 * hvd.size())
     for start in (hvd.allgather_async, hvd.alltoall_async, hvd.reducescatter_async):
         first = start(own, name="forgotten")
+        assert first, "a program may take 0 for no handle"
         expect(ValueError, "is open", start, own, name="forgotten")
         hvd.init()
         expect(ValueError, "was never given out", hvd.poll, first)
@@ -71,10 +73,35 @@ def names_of_forgotten_handles() -> None:
     hvd.shutdown()
 
 
+def optimizers_live_on() -> None:
+    """An optimizer keeps its name in later lives, and one that is made there has another."""
+    first, second = torch.nn.Linear(3, 1), torch.nn.Linear(4, 2)  # Parameters have equal names.
+    kept: dict[torch.nn.Linear, Any] = {}
+    for life in range(3):
+        hvd.init()
+        # The last life makes the first one's optimizer anew.
+        for model in (first, second, first)[life : life + 1]:
+            made = torch.optim.SGD(model.parameters(), lr=0.1)
+            kept[model] = hvd.DistributedOptimizer(made, model.named_parameters())
+        for _ in range(2):
+            loss = torch.zeros(())
+            for model, optimizer in kept.items():
+                optimizer.zero_grad()
+                inputs = torch.full((1, model.in_features), float(hvd.rank()))
+                loss = loss + model(inputs).sum()
+            loss.backward()
+            for model, optimizer in kept.items():
+                average = torch.full_like(model.weight, (hvd.size() - 1) / 2)
+                torch.testing.assert_close(model.weight.grad, average)
+                optimizer.step()
+        hvd.shutdown()
+
+
 def main() -> int:
     wrong_process_sets()
     names_of_forgotten_handles()
     lives()
+    optimizers_live_on()
     return 0
 
 

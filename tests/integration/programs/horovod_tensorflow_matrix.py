@@ -59,6 +59,10 @@ def _reductions(way: str) -> list[_Case]:
         call = partial(hvd.allreduce, own, op=hvd.Sum, prescale_factor=0.5, name=f"{name}.before")
         halves: np.ndarray = (every.astype(np.float64) * 0.5).astype(dtype)
         cases.append((call, _combined(halves, hvd.Sum)))
+        if dtype.startswith("int"):  # The average is rounded once.
+            call = partial(hvd.allreduce, own, op=hvd.Average, postscale_factor=0.5)
+            mean: np.ndarray = np.trunc(every.sum(0) * 0.5 / size).astype(dtype)
+            cases.append((partial(call, name=f"{name}.after"), mean))
         grouped = partial(_part, 1, hvd.grouped_allreduce, [own, own[0]], op=hvd.Sum)
         cases.append((partial(grouped, name=f"{name}.group"), _combined(every[:, 0], hvd.Sum)))
     return cases

@@ -14,6 +14,7 @@ from cases import run_cases
 from expected_errors import expect, expect_warning
 from horovod_states import elastic_where_nodes_stay
 from horovod_timelines import timelines
+from talweg._compat.torch import rounds
 from talweg.horovod.common import exceptions
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -148,6 +149,16 @@ def scaling() -> None:
     assert scaled.dtype == torch.int32 and (scaled == size).all()
     after = hvd.allreduce_(whole, op=hvd.Sum, postscale_factor=0.5)
     assert after is whole and (whole == 3 * size // 2).all()
+    odd = torch.tensor([1 + (hvd.rank() == 0), -1 - (hvd.rank() == 0)])
+    mean = hvd.allreduce(odd, op=hvd.Average, postscale_factor=2.0)  # It is rounded once.
+    assert mean.tolist() == [wanted := 2 * (size + 1) // size, -wanted], mean
+    for ranks in range(1, 100):  # 49 * (1 / 49) is less than 1.
+        for dtype in (*_INTEGERS, torch.int8):
+            assert rounds.average_whole(
+                torch.tensor([ranks, -ranks], dtype=dtype), ranks
+            ).tolist() == [1, -1]
+    large = torch.tensor([2**62 + 1, -(2**62) - 1])
+    assert rounds.average_whole(large, 1).tolist() == [2**62 + 1, -(2**62) - 1]
 
 
 def op_and_average() -> None:

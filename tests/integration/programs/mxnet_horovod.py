@@ -128,6 +128,10 @@ def scaling() -> None:
     whole = mx.nd.array([rank + 1], dtype="int32")
     halves = hvd.allreduce(whole, op=hvd.Sum, name="whole", prescale_factor=0.5)
     assert halves.asscalar() == sum((r + 1) // 2 for r in range(size))
+    odd = mx.nd.array([1 + (rank == 0)] * size, dtype="int32")
+    for call in (hvd.allreduce, hvd.reducescatter):  # The average is rounded once.
+        mean = call(odd, op=hvd.Average, name="odd", postscale_factor=2.0)
+        assert (mean.asnumpy() == 2 * (size + 1) // size).all(), mean
     expect(ValueError, "prescale_factor", hvd.allreduce, ones, prescale_factor="x")
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from talweg._client import process
@@ -51,6 +53,21 @@ class Several:
     def __init__(self, members: list[Pending]) -> None:
         self._members = members
 
+    @classmethod
+    def of(cls, starts: Iterable[Pending]) -> Several:
+        """Returns the group of the operations that iteration over `starts` begins. If one cannot
+        begin, this waits for those before it, whose names would stay in use, and raises.
+        """
+        members: list[Pending] = []
+        try:
+            for each in starts:
+                members.append(each)
+        except Exception:
+            with contextlib.suppress(Exception):
+                cls(members).wait()
+            raise
+        return cls(members)
+
     def poll(self) -> bool:
         return all(member.poll() for member in self._members)
 
@@ -74,7 +91,7 @@ class Session:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._lock = threading.Lock()
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(1)  # A program may take 0 for none.
         self._open: dict[int, Pending] = {}
         # The newest handle of each name that has one.
         self._newest: dict[str, int] = {}

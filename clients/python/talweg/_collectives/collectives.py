@@ -95,6 +95,7 @@ class JobHandle(Handle):
     job: Job | None = None
     # Turns the calls' results into the caller's result.
     shape: Callable[[list[Any]], Any] = field(default=lambda results: results[0])
+    call: str = "push_pull"  # What the program has called.
 
     def is_complete(self, connection: native.Connection) -> bool:
         assert self.job is not None
@@ -152,7 +153,8 @@ def start(
         call.site = site
     job = job_of(channel, calls, priority)
     channel.submit(job, is_async)
-    return JobHandle(client, 0, 0, channel.name, job=job, shape=shape)
+    call_name = calls[0].kind.name if calls else ""
+    return JobHandle(client, 0, 0, channel.name, job=job, shape=shape, call=call_name)
 
 
 def run(

@@ -140,10 +140,14 @@ def start(
         yield from compare(channel, given, priority)
         return make()
 
-    return later(client, channel, steps, is_async)
+    handle = later(client, channel, steps, is_async)
+    handle.call = given.call
+    return handle
 
 
-def later(client: Client, channel: Channel, steps: Callable[[], Steps], is_async: bool) -> Handle:
+def later(
+    client: Client, channel: Channel, steps: Callable[[], Steps], is_async: bool
+) -> JobHandle:
     """Makes a call at the end of `steps`, whose result is the handle of the call itself."""
     job = Job(channel, [steps])
     client.companion(Comparisons).add(job)

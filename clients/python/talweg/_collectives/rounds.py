@@ -501,6 +501,7 @@ def _as_collective(
         finish=brought.finish,
         ranks_summed=group.size,
         job=job,
+        call=given.call,
     )
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factors before and after a reduction: talweg_scale() of talweg.h, for every framework."""
+"""What is done before and after a reduction, for every framework: factors, by talweg_scale() of
+talweg.h, and averages of integers.
+"""
 
 from __future__ import annotations
 
@@ -64,3 +66,24 @@ class Factors:
 
 
 NO_FACTORS = Factors()
+
+
+def average_integers(
+    sums: np.ndarray, ranks: int, postscale: float = 1.0, rounds_down: bool = False
+) -> None:
+    """Makes sums of integers averages, in place: divided by `ranks`, times `postscale`.
+
+    Rounds once, towards zero, or with `rounds_down` down. Without a factor the division is exact;
+    with one it is in f64.
+    """
+    averages: np.ndarray
+    if postscale != 1.0:
+        averages = sums.astype(np.float64) * postscale / ranks
+        averages = np.floor(averages) if rounds_down else np.trunc(averages)
+    else:
+        wide: np.ndarray = sums.astype(np.uint64 if sums.dtype.kind == "u" else np.int64)
+        divisor = wide.dtype.type(ranks)
+        averages = wide // divisor
+        if not rounds_down:
+            averages += (wide < 0) & (averages * divisor != wide)
+    sums[...] = averages.astype(sums.dtype)

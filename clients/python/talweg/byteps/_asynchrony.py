@@ -7,8 +7,7 @@ import logging
 import os
 from typing import Any
 
-from talweg import _client
-from talweg._compat import names
+from talweg._compat.names import names
 from talweg.byteps._environment import TABLE
 from talweg.errors import Unsupported
 
@@ -40,7 +39,7 @@ def refuse_compression(compression: Any, none: Any) -> None:
 
 def next_name() -> str:
     """Returns the name of a new optimizer. Every rank gets the same ones."""
-    return names.next_name(_client.current(), "byteps.asynchronous")
+    return names.next("byteps.asynchronous")
 
 
 def warn_of_rounds() -> None:

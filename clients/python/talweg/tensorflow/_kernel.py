@@ -143,7 +143,7 @@ class Kernel:
         self, client: Client, site: _Site, shape: tuple[int, ...]
     ) -> tuple[Declaration, Group]:
         group = Group(client, site.how.process_set, site.how.operation)
-        op, _ = site.how.on_wire(site.dtype, group.size)
+        op, _ = site.how.on_wire(site.dtype)
         dtype, count = numpy_dtype(site.dtype), math.prod(shape)
         return Declaration(dtype, count, op, site.how.root_rank, group.listed, shape), group
 
@@ -163,13 +163,14 @@ class Kernel:
             client=client.connection.handle,
             generation=generation,
             prescale=site.how.prescale,
-            postscale=site.how.on_wire(site.dtype, group.size)[1],
+            postscale=site.how.on_wire(site.dtype)[1],
             dtype=int(declaration.dtype),
             priority=site.how.priority,
             broadcasts=int(declaration.op is Op.BROADCAST),
             notifies=int(bool(client.watchers)),
         )
-        if tensors.is_free(name) or tensors.settled_otherwise(name, declaration) is not None:
+        is_otherwise = tensors.settled_otherwise(name, declaration) is not None
+        if is_otherwise or tensors.is_free(name) or site.how.averages_integers(site.dtype):
             resolution.by_python = 1
             return resolution
         declared = tensors.declare(name, declaration, site.how.priority)
@@ -190,17 +191,26 @@ class Kernel:
         out: int | None,
         execution: int,
     ) -> None:
-        """Carries out an operation whose name no longer stands for one tensor."""
+        """Carries out an average of integers, or an operation whose name no longer stands for one
+        tensor.
+        """
         try:
             client, site = _client.current(), self._sites[number]
             declaration, group = self._declaration(client, site, tuple(lengths[:dimensions]))
             how = site.how
-            factors = Factors(how.prescale, how.on_wire(site.dtype, group.size)[1])
+            factors = Factors(how.prescale, how.on_wire(site.dtype)[1])
             brought = rounds.Brought(
                 declaration, source or 0, out or 0, None, None, how.priority, factors, stays=True
             )
             handle = rounds.start(client, site.name, group, brought)
-            rounds.call_when_over(handle, lambda failure: self._over(execution, failure))
+
+            def over(failure: Exception | None) -> None:
+                if failure is None and out and how.averages_integers(site.dtype):
+                    memory = (ctypes.c_char * declaration.nbytes).from_address(out)
+                    how.average(np.frombuffer(memory, site.dtype), handle, group.size)
+                self._over(execution, failure)
+
+            rounds.call_when_over(handle, over)
         except Exception as failure:
             self._over(execution, failure)
 

@@ -15,7 +15,7 @@ from talweg._client import Client, Handle, session
 from talweg._collectives import adasum, numpy_rounds
 from talweg._collectives.numpy_calls import COLLECTIVES
 from talweg._collectives.process_sets import Group, ProcessSet
-from talweg._collectives.scaling import Factors
+from talweg._collectives.scaling import Factors, average_integers
 from talweg._collectives.sparse_rows import SparseRows
 from talweg._declaration import Op, numpy_dtype
 from talweg._elastic.membership import membership_of
@@ -42,14 +42,19 @@ class Reduction:
             return "adasum"
         return "broadcast" if self.op is Op.BROADCAST else "push_pull"
 
-    def on_wire(self, dtype: np.dtype, size: int) -> tuple[Op, float]:
-        """Returns the operation of the ranks, and the factor of its result.
+    def averages_integers(self, dtype: np.dtype) -> bool:
+        """Whether this is an average of integers: their sum, which average() divides."""
+        return self.op is Op.AVERAGE and np.issubdtype(dtype, np.integer)
 
-        The average of integers is their sum, divided in double precision and truncated.
+    def on_wire(self, dtype: np.dtype) -> tuple[Op, float]:
+        """Returns the operation of the ranks, and the factor of its result."""
+        return (Op.SUM, 1.0) if self.averages_integers(dtype) else (self.op, self.postscale)
+
+    def average(self, sums: np.ndarray, handle: Handle, size: int) -> None:
+        """Makes the sums of a round's ranks averages, in place. Its group has `size` ranks, but
+        where one is lost, fewer may be in the sums.
         """
-        if self.op is Op.AVERAGE and np.issubdtype(dtype, np.integer):
-            return Op.SUM, self.postscale / size
-        return self.op, self.postscale
+        average_integers(sums, handle.ranks_summed or size, self.postscale)
 
 
 class Started(Protocol):
@@ -119,7 +124,7 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Star
     group = Group(client, how.process_set, how.operation)
     if how.is_adasum:
         return _start_adasum(client, array, name, group, how)
-    op, postscale = how.on_wire(array.dtype, group.size)
+    op, postscale = how.on_wire(array.dtype)
     out = array.copy() if op is Op.BROADCAST else np.empty(array.shape, array.dtype)
     factors = Factors(how.prescale, postscale)
     try:
@@ -135,7 +140,19 @@ def start_reduction(array: np.ndarray, name: str | None, how: Reduction) -> Star
         )
     except Busy as busy:
         raise InvalidArgument(f"{how.operation}: {busy}") from None
-    return Pending(handle)
+    return _averaged(Pending(handle), array.dtype, how, group.size)
+
+
+def _averaged(pending: Pending, dtype: np.dtype, how: Reduction, size: int) -> Pending:
+    """Has `pending` return averages, if it is the sum of an average of integers."""
+
+    def shape(result: np.ndarray) -> list[np.ndarray]:
+        how.average(result, pending.handle, size)
+        return [result]
+
+    if how.averages_integers(dtype):
+        pending.shape = shape
+    return pending
 
 
 def _start_held(
@@ -203,8 +220,8 @@ def start_sparse_sum(
 
 def start_reduce_scatter(array: np.ndarray, name: str | None, how: Reduction) -> Pending:
     group = Group(_client.current(), how.process_set, "reduce_scatter")
-    op, postscale = how.on_wire(array.dtype, group.size)
-    return _start_held(
+    op, postscale = how.on_wire(array.dtype)
+    pending = _start_held(
         name,
         how.process_set,
         lambda: talweg.reduce_scatter_async(
@@ -217,6 +234,7 @@ def start_reduce_scatter(array: np.ndarray, name: str | None, how: Reduction) ->
             priority=how.priority,
         ),
     )
+    return _averaged(pending, array.dtype, how, group.size)
 
 
 def start_all_to_all(

@@ -16,6 +16,7 @@ import talweg
 from talweg import ProcessSet, _client
 from talweg._client import Handle
 from talweg._client.session import Pending
+from talweg._collectives.scaling import average_integers
 from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.rounds import Reduction
 from talweg._declaration import Op
@@ -76,9 +77,7 @@ def reduce_scatter(
 
     def finish(result: np.ndarray) -> mx.nd.NDArray:
         if divides:
-            rounds.divide(result, size)
-            if factors.postscale != 1.0:
-                result = np.trunc(result * factors.postscale).astype(result.dtype)
+            average_integers(result, size, factors.postscale)
         return array_like(result, tensor)
 
     handle = talweg.reduce_scatter_async(

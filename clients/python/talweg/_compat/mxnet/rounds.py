@@ -20,7 +20,7 @@ from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives import rounds
 from talweg._collectives.process_sets import Group, ProcessSet
-from talweg._collectives.scaling import NO_FACTORS, Factors
+from talweg._collectives.scaling import NO_FACTORS, Factors, average_integers
 from talweg._compat.mxnet import engine
 from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Encoding, Op, numpy_dtype
@@ -41,6 +41,8 @@ class Reduction:
     factors: Factors = NO_FACTORS
     members: ProcessSet | None = None  # None: all ranks.
     root_rank: int = 0
+    # A sum of fewer ranks, because some are lost, is scaled to so many. 0: it stays as it is.
+    counts_as: int = 0
 
     @property
     def operation(self) -> str:
@@ -166,7 +168,6 @@ class _Round:
             self.array,
             self.priority,
             replace(self.reduction.factors, postscale=1.0),
-            lambda: self._finish(address),
             stays=True,
         )
         handle: Handle
@@ -174,20 +175,28 @@ class _Round:
             handle = rounds.start(client, self.name, self.group, brought)
         else:
             handle = rounds.start_nameless(client, self.turn, self.group, brought, "mxnet.")
+
+        def over(failure: Exception | None) -> None:
+            if failure is None:
+                self._finish(address, handle.ranks_summed or self.group.size)
+            completion.end(failure)
+
         if engine.IS_NAIVE:
             client.synchronize(handle)
-            completion.end()
+            over(None)
         else:
-            rounds.call_when_over(handle, completion.end)
+            rounds.call_when_over(handle, over)
 
-    def _finish(self, address: int) -> None:
-        """Divides and scales the sum at this rank."""
+    def _finish(self, address: int, ranks: int) -> None:
+        """Divides and scales the sum of so many ranks, at this rank."""
         declaration, reduction = self.declaration, self.reduction
+        factors = reduction.factors
         if reduction.op is Op.AVERAGE and declaration.op is Op.SUM:
-            divide(_elements(address, self.array), self.group.size)
-        after = reduction.factors.after(
-            self.rounds.client, declaration.dtype, address, declaration.count
-        )
+            average_integers(_elements(address, self.array), ranks, factors.postscale)
+            return
+        if reduction.counts_as not in (0, ranks):
+            factors = Factors(postscale=factors.postscale * reduction.counts_as / ranks)
+        after = factors.after(self.rounds.client, declaration.dtype, address, declaration.count)
         if after is not None:
             after()
 
@@ -196,12 +205,6 @@ def _elements(address: int, array: mx.nd.NDArray) -> np.ndarray:
     dtype = np.dtype(array.dtype)
     memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(address)
     return np.frombuffer(memory, dtype)
-
-
-def divide(sums: np.ndarray, size: int) -> None:
-    """Divides integer sums in place, and rounds towards zero."""
-    wide: np.ndarray = sums.astype(np.int64)
-    sums[...] = wide // size + ((wide < 0) & (wide % size != 0))
 
 
 def _declaration(
@@ -261,8 +264,6 @@ def start(
     dtype = check(tensor, operation)
     own = current()
     declaration, group = _declaration(tensor, dtype, reduction, operation, travel.encoding)
-    if tensor.size == 0:
-        return
     declaration.require(operation if name is None else f"tensor '{name}'")
     client = own.client
     if name is None:

@@ -172,6 +172,11 @@ class _Averagers:
         self._all: list[weakref.ref[ChosenAverager]] = []
 
     def add(self, averager: ChosenAverager) -> None:
+        """Adds an averager, which replaces that of the same name if there is one."""
+        for each in self._all:
+            earlier = each()
+            if earlier is not None and earlier.exchange.name == averager.exchange.name:
+                earlier.end()
         self._all.append(weakref.ref(averager))
 
     def forget_accumulated(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of torch tensors by the other systems' rules: scaling, integer averages, empty tensors."""
+"""Rounds of torch tensors by the other systems' rules: scaling, and integer averages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 import talweg.torch as tw
 from talweg import _client
 from talweg._client import Handle
-from talweg._client.session import Done, Failed, Pending
+from talweg._client.session import Failed, Pending
+from talweg._collectives.scaling import average_integers
 from talweg._counted import counted
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument, Mismatch
@@ -53,6 +54,15 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor * factor
 
 
+def average_whole(
+    sums: torch.Tensor, ranks: int, postscale: float = 1.0, rounds_down: bool = False
+) -> torch.Tensor:
+    """Makes sums of integers averages, in place, by average_integers(). Returns them."""
+    on_host = sums.cpu()
+    average_integers(on_host.numpy(), ranks, postscale, rounds_down)
+    return sums if on_host is sums else sums.copy_(on_host)
+
+
 def push_pull(
     tensor: torch.Tensor,
     op: Op,
@@ -62,16 +72,14 @@ def push_pull(
     members: Any = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    rounding: str = "trunc",
+    rounds_down: bool = False,
 ) -> Pending:
     """Starts a round of `tensor`. The result is a new tensor, or `tensor` itself if `in_place`.
 
     Raises at the call if the round cannot be carried out. If ranks disagree, wait() raises
-    Mismatch. Averages of integers are sums divided with `rounding`, "floor" or "trunc".
+    Mismatch. Averages of integers are rounded towards zero, or with `rounds_down` down.
     """
     client = _client.current()
-    if isinstance(tensor, torch.Tensor) and tensor.numel() == 0:
-        return Done(tensor if in_place else tensor.detach().clone())
     is_average_of_integers = op is Op.AVERAGE and tensor.dtype in _INTEGERS
     wire_op = Op.SUM if is_average_of_integers else op
     own = tensor.detach()
@@ -82,8 +90,9 @@ def push_pull(
 
     def finish(result: torch.Tensor) -> torch.Tensor:
         if is_average_of_integers:
-            result = torch.div(result, size, rounding_mode=rounding)
-        if postscale != 1.0:
+            # Where a rank is lost, fewer ranks than the group has may be in the sum.
+            average_whole(result, handle.ranks_summed or size, postscale, rounds_down)
+        elif postscale != 1.0:
             result = scaled(result, postscale)
         if in_place and result is not tensor:
             with torch.no_grad():
@@ -126,8 +135,6 @@ def broadcast(
             f"root_rank is {root_rank}, but the job has {counted(client.size, 'rank')} "
             f"(0 to {client.size - 1})"
         )
-    if tensor.numel() == 0:
-        return Done(tensor if in_place else tensor.detach().clone())
     out = tensor if in_place else torch.empty_like(tensor, requires_grad=False)
     try:
         handle = _start(client, tensor.detach(), out, Op.BROADCAST, name, 0, members, root_rank)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import weakref
 from typing import Any
@@ -48,6 +49,11 @@ class DistributedOptimizer(WrappedOptimizer):
     optimizer. With BYTEPS_ENABLE_ASYNC=1 gradients stay as they are, and the ranks' steps are added up
     without any rank waiting for another: the constructor makes an AsynchronousOptimizer.
     """
+
+    # What help() shows. It would show the arguments of __new__(), of which copies have none.
+    __signature__ = inspect.Signature(
+        [inspect.Parameter("optimizer", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    )
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         if not _asynchrony.is_asked_for():

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from talweg import _client
-from talweg._compat.names import next_name
+from talweg._compat.names import names
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg.byteps import _asynchrony
@@ -28,11 +27,11 @@ def make_averager(
     kind: str,
     waits: bool,
 ) -> gradients.ChosenAverager:
-    pairs = gradients.check_names(optimizer, named_parameters)
+    named = name_parameters(optimizer, gradients.check_names(optimizer, named_parameters))
     return gradients.ChosenAverager(
-        name_parameters(optimizer, pairs),
+        named,
         backward_passes_per_step,
-        next_name(_client.current(), kind),
+        names.next(kind, named),
         gradients.Choices(compression=compression),
         waits,
     )

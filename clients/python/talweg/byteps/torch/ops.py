@@ -52,7 +52,7 @@ def _start(
     life, wire_name = session.current(), _name(name)
     if wire_name is not None:
         life.finish(wire_name)
-    pending = rounds.push_pull(tensor, op, wire_name, priority, in_place=in_place, rounding="floor")
+    pending = rounds.push_pull(tensor, op, wire_name, priority, in_place=in_place, rounds_down=True)
     return life.add(pending, wire_name)
 
 

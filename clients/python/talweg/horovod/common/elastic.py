@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from talweg._compat.names import names
 from talweg._elastic import outlive
 from talweg._elastic.state import State as TalwegState
 from talweg.errors import Aborted, InvalidArgument
@@ -169,6 +170,7 @@ def _run(
     kwargs: dict[str, Any],
 ) -> Any:
     syncs, resets = True, False
+    begin = names.place
     while True:
         try:
             if syncs:
@@ -189,6 +191,8 @@ def _run(
                 outlive.rejoin()
             state.restore()
             syncs, resets = True, True
+        # A rank that comes now calls `func` for the first time.
+        names.go_back(begin)
         if reset is not None:
             reset()
 

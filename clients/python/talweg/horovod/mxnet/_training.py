@@ -52,14 +52,11 @@ class DistributedOptimizer(WrappedOptimizer):
         _check(gradient_predivide_factor, num_groups)
 
         def reduction() -> Reduction | None:
-            size = _size_of(process_set)
-            if size == 1:
+            if _size_of(process_set) == 1:
                 return None
             members = members_of(process_set, "DistributedOptimizer")
-            if gradient_predivide_factor == 1.0:
-                return Reduction(Op.AVERAGE, members=members)
-            factors = Factors(1.0 / gradient_predivide_factor, gradient_predivide_factor / size)
-            return Reduction(Op.SUM, factors, members)
+            factors = Factors(1.0 / gradient_predivide_factor, gradient_predivide_factor)
+            return Reduction(Op.AVERAGE, factors, members)
 
         reduction()  # Raises now if it cannot be carried out.
         gradients = Gradients(reduction, lambda index: f"allreduce.{index}")
@@ -93,10 +90,13 @@ class DistributedTrainer(GluonTrainer):
         self._predivide = gradient_predivide_factor
 
         def reduction() -> Reduction | None:
-            if _size_of(process_set) == 1:
+            size = _size_of(process_set)
+            if size == 1:
                 return None
             members = members_of(process_set, "DistributedTrainer")
-            return Reduction(Op.SUM, Factors(1.0 / gradient_predivide_factor), members)
+            factors = Factors(1.0 / gradient_predivide_factor)
+            # The update divides by the number of ranks that the job has in this step.
+            return Reduction(Op.SUM, factors, members, counts_as=size)
 
         reduction()  # Raises now if it cannot be carried out.
         self._gradients = Gradients(

@@ -7,7 +7,7 @@ ranks disagree. The other collectives wait for their results. Argument errors ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -257,8 +257,8 @@ def broadcast_(
 # ----- allgather, alltoall, reducescatter -----
 
 
-def _together(start: Callable[[], list[Pending]]) -> list[mx.nd.NDArray]:
-    return list(internal(lambda: Several(start()).wait()))
+def _together(start: Callable[[], Iterable[Pending]]) -> list[mx.nd.NDArray]:
+    return list(internal(lambda: Several.of(start()).wait()))
 
 
 def allgather(
@@ -288,12 +288,12 @@ def grouped_allgather(
     tensors = list(tensors)
     operation = "grouped_allgather"
 
-    def start() -> list[Pending]:
+    def start() -> Iterable[Pending]:
         members = _members(process_set, operation)
-        return [
+        return (
             collectives.all_gather(each, own, members, priority, operation)
             for each, own in zip(tensors, group_names(name, operation, len(tensors)))
-        ]
+        )
 
     return _together(start)
 
@@ -414,7 +414,7 @@ def grouped_reducescatter(
     tensors = list(tensors)
     names = group_names(name, "grouped_reducescatter", len(tensors))
     return _together(
-        lambda: [
+        lambda: (
             _scatter(
                 each,
                 op,
@@ -426,7 +426,7 @@ def grouped_reducescatter(
                 "grouped_reducescatter",
             )
             for each, own in zip(tensors, names)
-        ]
+        )
     )
 
 

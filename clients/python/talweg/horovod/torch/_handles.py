@@ -28,7 +28,7 @@ def add_group(
     """Returns one handle for operations that `start` starts, each under its own name."""
     tensors = list(tensors)
     names = group_names(name, kind, len(tensors))
-    return add(lambda: Several([start(each, own) for each, own in zip(tensors, names)]))
+    return add(lambda: Several.of(start(each, own) for each, own in zip(tensors, names)))
 
 
 def poll(handle: int) -> bool:

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from talweg import _client
-from talweg._compat.names import next_name
+from talweg._compat.names import names
 from talweg._compat.torch import collectives
 from talweg.errors import InvalidArgument
 from talweg.horovod.common.basics import internal
@@ -66,12 +65,16 @@ class _Steps:
     """Combines the steps that ranks make with their own gradients."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, compression: Any, process_set: ProcessSet
+        self,
+        optimizer: torch.optim.Optimizer,
+        named: Sequence[tuple[str, torch.Tensor]],
+        compression: Any,
+        process_set: ProcessSet,
     ) -> None:
         self._optimizer = optimizer
         self._compression = compression
         self._process_set = process_set
-        self._name = next_name(_client.current(), "horovod.adasum")
+        self._name = names.next("horovod.adasum", named)
         original = type(optimizer)
         self._step = getattr(original.step, "__wrapped__", original.step)  # Without users' hooks.
 
@@ -144,6 +147,7 @@ def require_own_step(optimizer: Any, combines_steps: bool) -> None:
 
 def combine_steps(
     optimizer: Any,
+    named: Sequence[tuple[str, torch.Tensor]],
     compression: Any,
     passes: int,
     process_set: ProcessSet,
@@ -151,7 +155,7 @@ def combine_steps(
 ) -> Any:
     """Makes `optimizer` combine the ranks' steps by Adasum; returns the same object."""
     take_back(optimizer)
-    steps = _Steps(optimizer, compression, process_set)
+    steps = _Steps(optimizer, named, compression, process_set)
     _with(optimizer, _CombinedSteps, passes, arguments)
     optimizer._horovod_steps = steps
     optimizer._patch_step_function()  # Users' step hooks run around the combined step, once.

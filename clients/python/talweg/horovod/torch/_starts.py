@@ -169,12 +169,12 @@ def scatter(
     source = tensor.detach()
     if is_integer:  # Scaled in double precision and truncated. An average is a sum, divided here.
         source = rounds.scaled(source, pre) if pre != 1.0 else source
-        own_post = post / (process_set.size() or 1) if wanted is Op.AVERAGE else post
-        return collectives.reduce_scatter(
-            source,
-            Op.SUM,
-            name,
-            members,
-            finish=lambda result: rounds.scaled(result, own_post) if own_post != 1.0 else result,
-        )
+        size = process_set.size() or 1
+
+        def finish(result: torch.Tensor) -> torch.Tensor:
+            if wanted is Op.AVERAGE:
+                return rounds.average_whole(result, size, post)
+            return rounds.scaled(result, post) if post != 1.0 else result
+
+        return collectives.reduce_scatter(source, Op.SUM, name, members, finish=finish)
     return collectives.reduce_scatter(source, wanted, name, members, pre, post)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from talweg import _client
 from talweg._call_site import warn
-from talweg._compat.names import next_name
+from talweg._compat.names import names
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg._declaration import Op
@@ -198,11 +197,11 @@ def DistributedOptimizer(
         gradients.require_cast(compression, "op=Adasum")
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
         of = (compression, backward_passes_per_step, process_set, arguments)
-        return combine_steps(optimizer, *of)
+        return combine_steps(optimizer, named, *of)
     rules = _Rules()
     # The name is made of the set's ranks, not of its id, which another set may use later.
     kind = "horovod" if choices.members is None else f"horovod{choices.members.suffix}"
-    name = next_name(_client.current(), kind)
+    name = names.next(kind, named)
     distributed: Any = distribute(
         optimizer,
         lambda waits: gradients.ChosenAverager(

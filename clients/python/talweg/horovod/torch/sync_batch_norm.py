@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import talweg.torch as tw
+from talweg._compat.names import names
 from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics
 
 __all__ = ["SyncBatchNorm"]
-
-_numbers = itertools.count()
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -34,7 +32,7 @@ class SyncBatchNorm(_BatchNorm):
         track_running_stats: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        self._name = f"horovod.sync_batch_norm.{next(_numbers)}"
+        self._name = names.next("horovod.sync_batch_norm")
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:

@@ -12,8 +12,7 @@ with _needed_by(__name__):
     import torch
 
 
-from talweg import _client
-from talweg._compat.names import next_name
+from talweg._compat.names import names
 from talweg._compat.torch import gradients
 from talweg.byteps import _asynchrony
 from talweg.byteps import torch as bps
@@ -71,7 +70,7 @@ class _HalfPrecision:
         self._averager = gradients.ChosenAverager(
             named,
             backward_passes_per_step,
-            next_name(_client.current(), "byteps.half"),
+            names.next("byteps.half", named),
             gradients.Choices(compression=compression),
         )
 

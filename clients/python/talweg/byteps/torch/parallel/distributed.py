@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 import talweg.torch as tw
-from talweg import _client
-from talweg._compat.names import next_name
+from talweg._compat.names import names
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
 from talweg.byteps import _asynchrony
@@ -45,11 +44,11 @@ class DistributedDataParallel(torch.nn.Module):
         self.broadcast_buffers = broadcast_buffers
         self.require_backward_grad_sync = True
         tw.broadcast_parameters(module.state_dict(), root_rank=0)
-        client = _client.current()
+        named = list(module.named_parameters())
         self._averager = gradients.ChosenAverager(
-            list(module.named_parameters()),
+            named,
             1,
-            next_name(client, "byteps.ddp"),
+            names.next("byteps.ddp", named),
             gradients.Choices(compression=compression),
         )
 

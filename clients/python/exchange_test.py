@@ -94,6 +94,32 @@ class StepTest(unittest.TestCase):
         it.exchange.on_step()
         self.assertFalse(it.backward(0))
 
+    def test_a_second_pass_before_the_step_adds_to_the_averages(self) -> None:
+        """Also to those of parameters that it has not used here."""
+        it = Framework("ab")
+        it.others = {"x.gradient.a": 3.0, "x.gradient.b": 5.0}
+        it.backward(0, 1)
+        it.exchange.synchronize()
+        it.others["x.gradient.b"] = 3.0 + 4.0  # The other rank uses it again.
+        it.others_marks = {1: 1}
+        it.log.clear()
+        it.backward(0)
+        self.assertEqual(
+            it.logged("push"), ["x.gradient.a=3 at 0", "x.gradient.b=3 at -1", "x.used=[1, 0, 1]"]
+        )
+        it.exchange.synchronize()
+        self.assertEqual(it.values(), [3.0, 5.0])
+        self.assertEqual(it.dropped, [])
+
+    def test_a_gradient_that_nobody_has_used_again_stays(self) -> None:
+        it = Framework("ab")
+        it.backward(0, 1)
+        it.exchange.synchronize()
+        it.others = {"x.gradient.b": 3.0}
+        it.backward(0)
+        it.exchange.synchronize()
+        self.assertEqual((it.values()[1], it.dropped), (0.5, ["x.gradient.b"]))
+
     def test_a_step_counts_its_own_passes(self) -> None:
         it = Framework("a", passes=2)
         for _ in range(3):

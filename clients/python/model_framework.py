@@ -73,6 +73,7 @@ class Framework(Adapter):
         self.watched_passes = 0
         self.forgotten_passes = 0
         self.open: dict[str, Ticket] = {}
+        self.dropped: list[str] = []
         self.rounds: Counter[str] = Counter()
         self.others: dict[str, float] = {}  # The other rank's gradients, by their tensors.
         self.others_marks: dict[int, int] = {}  # -1: the rank's own.
@@ -131,6 +132,17 @@ class Framework(Adapter):
         ticket = Ticket(tensor.name, gradient.value if gradient else 0.0, gradient)
         ticket.version = gradient.version if gradient else 0
         return self._start(ticket, tensor.priority)
+
+    def start_kept(self, tensor: Tensor, form: int) -> Ticket:
+        gradient = self.gradients[tensor.index]
+        ticket = Ticket(tensor.name, gradient.value if gradient else 0.0)
+        self._start(ticket, tensor.priority)
+        if form != DENSE:
+            self.log[-1] += f" sparse {form}"
+        return ticket
+
+    def drop(self, ticket: Ticket) -> None:
+        self.dropped.append(ticket.name)
 
     def may_be_sparse(self, index: int) -> bool:
         return index in self.may_have_sparse

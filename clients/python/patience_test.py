@@ -83,6 +83,9 @@ class PatienceTest(unittest.TestCase):
         it.backward(0, 1)
         it.exchange.synchronize()
         it.exchange.on_step()
+        for gradient in it.gradients.values():
+            assert gradient is not None
+            gradient.value = 0.0
         it.exchange.on_zero_grad()
         it.backward(0)
         it.exchange.begin()

@@ -196,6 +196,26 @@ def gradients_that_stay() -> None:
         same_everywhere(model, f"stay {step}")
 
 
+def a_second_backward_pass() -> None:
+    """It adds to the averages, also where a rank uses a parameter in the first pass alone."""
+    used, once = (nn.Parameter(torch.zeros(200, 100)) for _ in range(2))
+    named = [("used", used), ("once", once)]
+    optimizer = tw.DistributedOptimizer(torch.optim.SGD([used, once]), named, name="second")
+    for _ in range(2):
+        optimizer.zero_grad()
+        (used.sum() + once.sum() * 8).backward()
+        (used.sum() + once.sum() * (4 if tw.rank() == 0 else 0)).backward()
+        used.sum().backward()  # Nobody uses the other one.
+        if tw.rank() == 0:
+            (used + once).sum().backward()
+        else:
+            used.sum().backward()
+        assert used.grad is not None and (used.grad == 4).all(), used.grad
+        wanted = 8 + 5 / tw.size()
+        assert once.grad is not None and torch.allclose(once.grad, torch.tensor(wanted)), once.grad
+        optimizer.step()
+
+
 def gradients_in_a_forked_child() -> None:
     """A forked child may read gradients, as a data loader's worker might."""
     model = nn.Linear(160, 160)
@@ -360,6 +380,7 @@ CASES = [
     saved_and_loaded,
     gradients_that_are_kept,
     gradients_that_stay,
+    a_second_backward_pass,
     gradients_in_a_forked_child,
     memory_formats,
     odd_parameters,

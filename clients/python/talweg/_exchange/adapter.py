@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -88,6 +88,17 @@ class Adapter(Protocol):
 
     def start(self, tensor: Tensor, has_gradient: bool) -> Any:
         """Starts the average of the parameter's gradient, or of zeros; returns its ticket."""
+
+    def start_kept(self, tensor: Tensor, form: int) -> Any:
+        """Starts the average of a parameter that no pass of the step has used: of the gradient that
+        it has kept from before, which stays as it is, or else of zeros. `form` is the agreed one.
+        """
+        if form == DENSE:
+            return self.start(tensor, False)
+        return self.start_sparse(tensor, False, form)
+
+    def drop(self, ticket: Any) -> None:
+        """Notes that the average of a finished round does not count: nobody had a gradient."""
 
     def start_sparse(self, tensor: Tensor, has_gradient: bool, dimensions: int) -> Any:
         """Does the same as start() for a gradient with so many sparse dimensions. Without a
@@ -192,6 +203,7 @@ class Pushed(NamedTuple):
     handle: Handle
     gradient: Any = None  # The gradient as it was pushed, if there was one.
     version: Any = None  # The framework's count of the gradient's changes.
+    undo: Callable[[], None] | None = None  # To be called if the average does not count.
 
 
 class ClientAdapter(Adapter):
@@ -233,6 +245,10 @@ class ClientAdapter(Adapter):
 
     def finish(self, ticket: Pushed) -> Any:
         return self.client.synchronize(ticket.handle)
+
+    def drop(self, ticket: Pushed) -> None:
+        if ticket.undo is not None:
+            ticket.undo()
 
     def is_there(self, ticket: Pushed) -> bool:
         return self.client.poll(ticket.handle)

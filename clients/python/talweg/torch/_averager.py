@@ -75,6 +75,12 @@ def _names_may_be_shared() -> Iterator[None]:
         ) from None
 
 
+def _await_left(client: Client, name: str) -> None:
+    """Waits for a round that an earlier optimizer of this name has left."""
+    if client.left:
+        client.left.wait_for(name, None)
+
+
 class GradientAverager(ClientAdapter):
     """Tells a GradientExchange of autograd's events, and puts the averages into `.grad`.
 
@@ -271,26 +277,47 @@ class GradientAverager(ClientAdapter):
             if gradient.layout != torch.strided:
                 gradient = self.dense(tensor.index, gradient)
             pushed, version = gradient, gradient._version
+        return Pushed(self._start_dense(tensor, pushed, gradient is not None), gradient, version)
+
+    def _start_dense(self, tensor: Tensor, pushed: torch.Tensor, has_gradient: bool) -> Handle:
         compressing = self._compressing
         with _names_may_be_shared():
-            if compressing is not None and takes(compressing, parameter):
-                self._await_left(tensor.name)
+            if compressing is not None and takes(compressing, self.parameters[tensor.index]):
+                _await_left(self.client, tensor.name)
                 declaration = self._declaration(tensor.index)
-                of = (tensor, pushed, declaration, gradient is not None)
-                handle = start_compressed(self.client, compressing, *of)
-            else:
-                handle = self.start_round(tensor, pushed)
-        return Pushed(handle, gradient, version)
+                of = (tensor, pushed, declaration, has_gradient)
+                return start_compressed(self.client, compressing, *of)
+            return self.start_round(tensor, pushed)
+
+    def start_kept(self, tensor: Tensor, form: int) -> Pushed:
+        parameter = self.parameters[tensor.index]
+        kept = parameter.grad
+        if kept is None:
+            return super().start_kept(tensor, form)
+        if form != DENSE:
+            return self.start_sparse(tensor, True, form)  # Which only reads it.
+        pushed = kept.detach()
+        if pushed.layout == torch.strided:
+            pushed = pushed.clone()  # The result takes the place of what is pushed.
+        else:
+            pushed = self.dense(tensor.index, pushed)
+        if self._compressing is None or not takes(self._compressing, parameter):
+            return Pushed(self._start_dense(tensor, pushed, True))
+        # Zeros, as after zero_grad(set_to_none=False), leave what is remembered alone.
+        if not pushed.any():
+            return Pushed(self._start_dense(tensor, pushed, False))
+        undo = self._compressing.restorer(tensor.name)
+        return Pushed(self._start_dense(tensor, pushed, True), undo=undo)
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
         with _names_may_be_shared():
-            self._await_left(name + self.group.suffix)
+            _await_left(self.client, name + self.group.suffix)
             return super().start_marks(name, marks, priority)
 
     def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
         group = self.group
         with _names_may_be_shared():
-            self._await_left(name + group.suffix)
+            _await_left(self.client, name + group.suffix)
             handle = start_patient_sum(
                 self.client, values, name + group.suffix, group.listed, priority, self._patience_ms
             )
@@ -332,15 +359,10 @@ class GradientAverager(ClientAdapter):
 
     def start_round(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         """Starts a parameter's round; its result takes the gradient's place."""
-        self._await_left(tensor.name)
+        _await_left(self.client, tensor.name)
         if self._patience_ms:
             return start_patient(self.client, gradient, tensor, self._declaration(tensor.index))
         return start_average(self.client, gradient, tensor.name, tensor.priority)
-
-    def _await_left(self, name: str) -> None:
-        """Waits for a round that an earlier optimizer of this name has left."""
-        if self.client.left:
-            self.client.left.wait_for(name, None)
 
     def finish(self, ticket: Pushed) -> Any:
         return finish(self.client, ticket.handle)

@@ -209,7 +209,10 @@ class OptimizerTest(unittest.TestCase):
             model, optimizer = self._made(
                 OneBit(bytes_min=0, error_feedback=True), name=f"kept.{unused}"
             )
-            self._step(model, optimizer, gradient)
+            (model.weight * gradient).sum().backward()
+            assert model.weight.grad is not None
+            model.weight.grad.mul_(0.5)
+            optimizer.step()
             for _ in range(unused):
                 optimizer.step()  # The last average is there, and is not new.
             moved.append([self._step(model, optimizer, gradient) for _ in range(2)])

@@ -68,7 +68,7 @@ class GradientExchange:
 
     With `leaves_out` a round may go on without late ranks. The marks would wait for them. So marks
     are exchanged until the parameters are known to be alike, and after that every active parameter
-    counts. A joiner comes when the others exchange none any more. Thaws (thaws.py) says when ranks
+    counts that is not frozen. A joiner comes when the others exchange none any more. Thaws (thaws.py) says when ranks
     have to compare again.
 
     A gradient that was assigned also counts: any gradient that has changed since the last step.
@@ -313,7 +313,9 @@ class GradientExchange:
             marks.forms[index] = form
         if self._leaves_out and (self._names.are_alike or self._adapter.began_apart()):
             for index in self._active:
-                marks.used[index] = 1
+                # The optimizer would go on with zeros: with its momentum, and its weight decay.
+                is_used = index in self._touched or self._adapter.is_trainable(index)
+                marks.used[index] = int(is_used)
             self._thaws.begin(self._suffix, len(marks.used), self._frozen, _MARKS_PRIORITY)
             return
         for index in self._touched:

@@ -20,6 +20,7 @@ from talweg.torch._averager import GradientAverager
 from talweg.torch._compressed import compressing_of
 from talweg.torch._forward_overlap import ForwardOverlap
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
+from talweg.torch._step_hooks import is_inner_step
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -70,9 +71,9 @@ class _DistributedMethods:
         number = len(groups) - 1
         self._talweg.add((f"group.{number}.{i}", p) for i, p in enumerate(groups[-1]["params"]))
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         self._talweg.exchange.activate()
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
         self._talweg.exchange.on_zero_grad()
 
     def left_out_count(self) -> int:
@@ -153,7 +154,7 @@ def _average_loss(optimizer: Any, loss: Any) -> Any:
 def _before_step(
     optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    if optimizer._talweg_skip:
+    if optimizer._talweg_skip or is_inner_step(optimizer):
         return None
     exchange = optimizer._talweg.exchange
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -183,7 +184,8 @@ def _before_step(
 
 
 def _after_step(optimizer: Any, _: Any, __: Any) -> None:
-    optimizer._talweg.exchange.on_step()
+    if not is_inner_step(optimizer):
+        optimizer._talweg.exchange.on_step()
 
 
 class _OverlappedMethods(_DistributedMethods):
@@ -201,14 +203,14 @@ class _OverlappedMethods(_DistributedMethods):
         self._talweg.exchange.on_step()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         exchange = self._talweg.exchange
         if exchange.has_left_open:
             self.synchronize_parameters()
             exchange.begin()
         if not self._talweg_overlap.is_open:
             exchange.discard()
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
 
     def synchronize(self) -> None:
         self.synchronize_parameters()

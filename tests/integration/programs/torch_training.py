@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import talweg
 import talweg.torch as tw
 import torch
@@ -142,6 +143,48 @@ def saved_and_loaded() -> None:
         step_on_own_data(model, optimizer, step)
     for name, value in model.state_dict().items():
         assert torch.equal(value, wanted[name])
+
+
+class _OwnSgd(torch.optim.SGD):
+    """A program's own optimizer, whose methods take less than those of torch's."""
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+def optimizers_of_a_program() -> None:
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)  # From now on torch hooks SGD.step, too.
+    for overlaps in (False, True):
+        model = two_layers()
+        tw.broadcast_parameters(model.state_dict())
+        optimizer = tw.DistributedOptimizer(
+            _OwnSgd(model.parameters(), lr=np.float64(0.1)),  # type: ignore[arg-type]
+            model.named_parameters(),
+            name=f"own.{overlaps}",
+            overlap_forward=model if overlaps else None,
+        )
+        for step in range(3):
+            step_on_own_data(model, optimizer, step)
+        assert optimizer._talweg.exchange.steps == 3  # type: ignore[attr-defined]
+
+
+def state_with_numbers_of_numpy() -> None:
+    model = nn.Linear(6, 3)
+    rate = np.float64(0.1 * (tw.rank() + 1))
+    optimizer = distributed(model, "numpy", lambda given, lr: torch.optim.SGD(given, lr=rate))
+    tw.broadcast_optimizer_state(optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    with optimizer.join():  # type: ignore[attr-defined]
+        for _ in range(1 + tw.rank()):
+            optimizer.zero_grad()
+            model(torch.full((2, 6), float(tw.rank()))).square().mean().backward()
+            optimizer.step()
+    same_everywhere(model, "numpy")
 
 
 def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -378,6 +421,8 @@ CASES = [
     an_optimizer_for_the_same_parameters,
     two_optimizers_of_one_name,
     saved_and_loaded,
+    optimizers_of_a_program,
+    state_with_numbers_of_numpy,
     gradients_that_are_kept,
     gradients_that_stay,
     a_second_backward_pass,

@@ -259,6 +259,64 @@ def a_second_backward_pass() -> None:
         optimizer.step()
 
 
+def hooks_that_change_gradients() -> None:
+    """Whether a program registers them before or after DistributedOptimizer()."""
+
+    def double(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(2)
+
+    for count in (4, 300 * 300):
+        first, second, third = parameters = [nn.Parameter(torch.ones(count)) for _ in range(3)]
+        named = [(str(i), parameter) for i, parameter in enumerate(parameters)]
+        first.register_post_accumulate_grad_hook(double)
+        optimizer: Any = tw.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=0.1), named, name=f"hooks.{count}"
+        )
+        second.register_post_accumulate_grad_hook(double)
+        for step in range(4):
+            if step == 2:
+                third.register_post_accumulate_grad_hook(double)
+            optimizer.zero_grad()
+            (sum(each.sum() for each in parameters) * (tw.rank() + 1)).backward()
+            for parameter in (first, second, *[third] * (step >= 2)):
+                assert parameter.grad is not None
+                assert (parameter.grad == tw.size() + 1).all(), (count, step, parameter.grad)
+            optimizer.step()
+
+
+def distributed_anew_with_more_parameters() -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    tw.broadcast_parameters(model.state_dict())
+    tw.DistributedOptimizer(optimizer, model[0].named_parameters(), name="more")
+    step_on_own_data(model[0], optimizer, 0)
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    step_on_own_data(model, optimizer, 1)
+    for _ in range(2):
+        tw.DistributedOptimizer(optimizer, model.named_parameters(), name="more")
+        for step in (2, 3):
+            step_on_own_data(model, optimizer, step)
+
+
+def unused_gradients_that_are_replaced() -> None:
+    """A program keeps gradients as zeros, and clips out of place. No rank uses one of them."""
+    model, unused = two_layers(), nn.Parameter(torch.ones(4))
+    named = [*model.named_parameters(), ("unused", unused)]
+    tw.broadcast_parameters(named)
+    sgd = torch.optim.SGD([parameter for _, parameter in named], lr=0.1)
+    optimizer: Any = tw.DistributedOptimizer(sgd, named, name="replaced")
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(torch.full((2, 6), float(tw.rank()))).square().mean()
+        (loss + unused.sum() if step == 0 else loss).backward()
+        for _, parameter in named:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clamp(-1, 1)
+        optimizer.step()
+        same_everywhere(model, f"replaced, step {step}")
+
+
 def gradients_in_a_forked_child() -> None:
     """A forked child may read gradients, as a data loader's worker might."""
     model = nn.Linear(160, 160)
@@ -426,6 +484,9 @@ CASES = [
     gradients_that_are_kept,
     gradients_that_stay,
     a_second_backward_pass,
+    hooks_that_change_gradients,
+    distributed_anew_with_more_parameters,
+    unused_gradients_that_are_replaced,
     gradients_in_a_forked_child,
     memory_formats,
     odd_parameters,

@@ -57,6 +57,10 @@ class Refusal(Enum):
         "the gradient of '{name}' has left and has come again: an earlier backward pass has failed "
         "(then every rank synchronizes)"
     )
+    UNDER_WAY = (
+        "a backward pass has come to '{name}' while the averages of the pass before are under way: "
+        "synchronize between two passes, or let a step have two of them"
+    )
     CHANGED = (
         "the gradient of '{name}' was changed while its average was under way: synchronize before "
         "changing gradients"
@@ -186,9 +190,7 @@ class Adapter(Protocol):
         """Whether the parameter's gradient has changed since note_gradients() was called."""
 
     def is_assigned(self, index: int) -> bool:
-        """Whether the parameter has a gradient that it did not have when note_gradients() was
-        called.
-        """
+        """Whether the parameter has a gradient, and had none when note_gradients() was called."""
 
     def is_as_pushed(self, index: int, ticket: Any) -> bool:
         """Whether the parameter's gradient is still the one that the ticket was given for."""

@@ -101,6 +101,7 @@ class GradientExchange:
         self._touched: set[int] = set()  # The parameters that have a gradient in this step.
         self._pushed: dict[int, Any] = {}  # Tickets of this step, until all have left.
         self._rounds: _Rounds | None = None
+        self._is_used_up = False  # The program has done with what was pushed last.
         self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
         self._forms = Forms(adapter)
         self._names = Names(adapter, name)
@@ -198,13 +199,19 @@ class GradientExchange:
 
     # What happens.
 
-    def on_gradient(self, index: int) -> None:
-        """Notes that a pass has accumulated a gradient. The first one begins the pass."""
+    def on_gradient(self, index: int, is_final: bool = True) -> None:
+        """Notes that a pass has accumulated a gradient. The first one begins the pass.
+
+        A gradient that something else may still change is not final. It leaves when the pass ends.
+        """
         if self._state not in IN_PASS:
             self._adapter.watch_pass()
+            if self._state is State.BEGUN and not self._is_used_up:
+                self._refuse(Refusal.UNDER_WAY, index)
             self._move(Event.GRADIENT)
         self._touched.add(index)
-        if self._passes_ended + 1 >= self._passes and self._forms.is_agreed(index):
+        is_last = self._passes_ended + 1 >= self._passes
+        if is_final and is_last and self._forms.is_agreed(index):
             self._push(index)
 
     def on_pass_end(self) -> bool:
@@ -227,12 +234,14 @@ class GradientExchange:
         """Notes that the averages are used up: a step may compute gradients several times."""
         self._lose_pass()
         self._move(Event.STEP)
+        self._is_used_up = True
         self._adapter.note_gradients()
 
     def on_zero_grad(self) -> None:
         """Notes that the accumulated gradients and the averages are gone."""
         self._lose_pass()
         self._move(Event.ZERO_GRAD)
+        self._is_used_up = True
         self._adapter.note_gradients()
         if not self._pushed:
             self._passes_ended = 0
@@ -304,6 +313,7 @@ class GradientExchange:
             self._mark(rounds, has_batch, forms)
             self._rounds = rounds
             self._touched, self._pushed, self._passes_ended = set(), {}, 0
+            self._is_used_up = False
             self._move(Event.ALL_PUSHED)
 
     def _mark(self, rounds: _Rounds, has_batch: bool, forms: Mapping[int, int]) -> None:

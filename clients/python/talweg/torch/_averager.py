@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from talweg import _client
 from talweg._client import Client, Handle
-from talweg._collectives.process_sets import ProcessSet
+from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, Op
 from talweg._elastic.membership import membership_of
 from talweg._exchange.adapter import (
@@ -48,6 +48,10 @@ _TEXTS = {
         "the gradient of '{name}' has left and has come again: an earlier backward() has ended "
         "with an error (then every rank calls the optimizer's synchronize()), or the parameter is "
         "used inside and outside of a checkpoint (use_reentrant=False)"
+    ),
+    Refusal.UNDER_WAY: (
+        "backward() has come to '{name}' while the averages of the last backward() are under way: "
+        "call synchronize() between two backward passes, or set backward_passes_per_step to their number"
     ),
     Refusal.CHANGED: (
         "the gradient of '{name}' was changed between backward() and step(), while its average was "
@@ -81,6 +85,16 @@ def _await_left(client: Client, name: str) -> None:
         client.left.wait_for(name, None)
 
 
+def _name_for(client: Client, group: Group, name: str, count: int) -> str:
+    """Returns the name of a tensor with so many numbers: `name`, unless an optimizer before this one
+    has used that for another number of them.
+    """
+    known = client.tensors.known(name + group.suffix)
+    if known is None or known.declaration.count == count:
+        return name
+    return f"{name}.{count}"
+
+
 class GradientAverager(ClientAdapter):
     """Tells a GradientExchange of autograd's events, and puts the averages into `.grad`.
 
@@ -107,6 +121,7 @@ class GradientAverager(ClientAdapter):
         self._compressing = compressing
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
+        self._having: set[int] = set()  # What had a gradient when they were noted last.
         self._index: dict[torch.nn.Parameter, int] = {}
         # The hooks of active parameters. They do not keep the averager alive: torch holds them where
         # Python's garbage collector does not look.
@@ -310,12 +325,14 @@ class GradientAverager(ClientAdapter):
         return Pushed(self._start_dense(tensor, pushed, True), undo=undo)
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
+        name = _name_for(self.client, self.group, name, len(marks))
         with _names_may_be_shared():
             _await_left(self.client, name + self.group.suffix)
             return super().start_marks(name, marks, priority)
 
     def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
         group = self.group
+        name = _name_for(self.client, group, name, values.size)
         with _names_may_be_shared():
             _await_left(self.client, name + group.suffix)
             handle = start_patient_sum(
@@ -399,8 +416,7 @@ class GradientAverager(ClientAdapter):
         return True
 
     def is_assigned(self, index: int) -> bool:
-        gradient = self.parameters[index].grad
-        return gradient is not None and not hasattr(gradient, _SEEN)
+        return self.parameters[index].grad is not None and index not in self._having
 
     def is_as_pushed(self, index: int, ticket: Pushed) -> bool:
         gradient = self.parameters[index].grad
@@ -409,19 +425,32 @@ class GradientAverager(ClientAdapter):
         )
 
     def note_gradients(self) -> None:
-        for parameter in self.parameters:
+        self._having.clear()
+        for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is not None:
                 setattr(gradient, _SEEN, gradient._version)
+                self._having.add(index)
 
     def text_of(self, refusal: Refusal) -> str:
         return _TEXTS[refusal]
 
 
+def _comes_last(hook: RemovableHandle) -> bool:
+    """Whether this is the parameter's last hook. If it is not, those that the program has registered
+    since run after it, and it is the last one from the next pass on.
+    """
+    hooks = hook.hooks_dict_ref()
+    if not hooks or hook.id not in hooks or next(reversed(hooks)) == hook.id:
+        return True
+    hooks[hook.id] = hooks.pop(hook.id)
+    return False
+
+
 def _on_gradient(averager: weakref.ref[GradientAverager], index: int, _: torch.Tensor) -> None:
     found = averager()
     if found is not None:
-        found.exchange.on_gradient(index)
+        found.exchange.on_gradient(index, _comes_last(found._hooks[index]))
 
 
 # Where torch compiles the backward pass (compiled autograd), it traces hooks of gradients, too.

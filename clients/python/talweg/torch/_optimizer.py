@@ -18,7 +18,7 @@ from talweg.compression import Compression
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
 from talweg.torch._compressed import compressing_of
-from talweg.torch._forward_overlap import ForwardOverlap
+from talweg.torch._forward_overlap import ForwardOverlap, require_alone
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
 from talweg.torch._step_hooks import is_inner_step
 from talweg.torch._uncompiled import keep_out_of_graphs
@@ -338,6 +338,8 @@ def distribute(
 ) -> OptimizerT:
     """Does the same as DistributedOptimizer(). `make_averager` takes the averager's `waits`."""
     overlaps = overlap_forward is not None
+    if overlaps:
+        require_alone(optimizer)  # Before anything is changed.
     take_back(optimizer)
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(

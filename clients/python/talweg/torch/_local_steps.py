@@ -164,7 +164,7 @@ class LocalSteps:
         with _interrupts.held:
             self.steps += 1
             for fragment in self._fragments:
-                fragment.moved = True
+                fragment.note_step()
             text, due = f"step {self.steps}", self.steps + self.rule.delay
             numbers = self.rule.sent_after(self.steps)
             self._unsent = [(self._fragments[n], text, due, self.rule) for n in numbers]
@@ -230,9 +230,8 @@ class LocalSteps:
         with self._dropped_on_error(flight):
             flight.take()
 
-    def _others(self, fragment: Fragment) -> Others:
-        """Returns the tensors that become their means when the fragment is applied."""
-        parts = fragment.active
+    def _others(self, fragment: Fragment, parts: list[Part]) -> Others:
+        """Returns the tensors that become their means when the fragment's parts are applied."""
         if fragment is not self._fragments[-1]:
             return Others([], {}, parts)
         buffers = buffers_of(self._model) if self.rule.average_buffers else []
@@ -241,7 +240,10 @@ class LocalSteps:
 
     def _prepared(self, fragment: Fragment, what: str, due: int, rule: Rule) -> Flight:
         """Returns the flight of a fragment, whose rounds launch() starts."""
-        rounds, parts, others = self._rounds, fragment.active, self._others(fragment)
+        is_flush = rule is not self.rule
+        # flush() makes all equal, whatever the program has done to parameters that are frozen.
+        parts = fragment.taking_part() if is_flush else fragment.travelling()
+        rounds, others = self._rounds, self._others(fragment, parts)
         shapes = [list(each.shape) for each in others.buffers]
         names = "\0".join([*map(str, parts), str(shapes)])
         having = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
@@ -249,7 +251,6 @@ class LocalSteps:
             f"{what}, fragment {fragment.number} with {len(parts)} parameters and "
             f"{len(others.buffers)} buffers ({having})"
         )
-        is_flush = rule is not self.rule
         shared = ""
         if is_flush or rule.compares_shared(fragment.number, self.steps):
             shared = f"{agreement.digest_of(each for part in parts for each in part.kept):016x}"
@@ -299,8 +300,10 @@ class LocalSteps:
             for part, mean in slices_of(flight.parts, flight.average):
                 part.make_outer_step(mean, rule)
                 part.put(rule.mix)
+                part.has_moved = False
             if flight.means is not None:
-                (flight.others or self._others(fragment)).put(flight.means, rule.mix)
+                others = flight.others or self._others(fragment, flight.parts)
+                others.put(flight.means, rule.mix)
             fragment.moved = rule.mix > 0
 
     @contextlib.contextmanager
@@ -419,6 +422,7 @@ class LocalSteps:
             "arguments": self.rule.values(),
             "steps": self.steps,
             "moved": [fragment.moved for fragment in self._fragments],
+            "have_moved": [part.name for part in self._parts.values() if part.has_moved],
             "parameters": {
                 part.name: {"x0": part.x0, "momentum": part.momentum}
                 for part in self._parts.values()
@@ -471,6 +475,7 @@ class LocalSteps:
             self.steps = 0
             for part in self._parts.values():
                 part.x0 = part.momentum = None
+                part.has_moved = False
             for fragment in self._fragments:
                 fragment.moved = False
             return
@@ -478,6 +483,7 @@ class LocalSteps:
         nothing = {"x0": None, "momentum": None}
         for name, part in known.items():
             part.load(**state["parameters"].get(name, nothing))
+            part.has_moved = name in state.get("have_moved", known)  # Older states do not say it.
         self.steps = int(state["steps"])
         for fragment, moved in zip(self._fragments, state["moved"]):
             fragment.moved = bool(moved)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a signal's handler raises while signals are held back."""
+"""What a signal's handler raises while signals are held back, and what an interrupt leaves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import signal
 import unittest
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
+import talweg
+import talweg.torch as tw
+import torch
 from talweg import _interrupts
+from talweg.errors import InvalidArgument
 
 
 class _Thing:
@@ -58,6 +65,31 @@ class RaisedTest(unittest.TestCase):
             self._interrupted(raises)
         self.assertIsInstance(raised.exception.__cause__, ValueError)
         self.assertIsInstance(raised.exception.__context__, KeyError)
+
+
+class AgreementTest(unittest.TestCase):
+    def test_an_agreement_of_local_steps_that_was_cut_short_is_not_made_again(self) -> None:
+        """The other ranks would not take part, and this one would wait for them without end."""
+        talweg.init()
+        self.addCleanup(talweg.shutdown)
+        model = torch.nn.Linear(3, 2)
+        optimizer: Any = tw.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), every=2)
+        steps = optimizer._talweg_local
+        group = mock.PropertyMock(return_value=SimpleNamespace(size=2))
+        with mock.patch.object(type(steps._rounds), "group", group):
+            with mock.patch.object(steps, "_open", side_effect=KeyboardInterrupt):
+                with self.assertRaises(KeyboardInterrupt):  # It waits for the others to come.
+                    optimizer.step()
+            with (
+                mock.patch.object(steps, "_open"),
+                mock.patch.object(steps, "_make_alike", side_effect=KeyboardInterrupt) as made,
+            ):
+                with self.assertRaises(KeyboardInterrupt):
+                    optimizer.step()
+                for call in (optimizer.step, optimizer.flush):
+                    with self.assertRaisesRegex(InvalidArgument, "agreement half way"):
+                        call()
+                self.assertEqual(made.call_count, 1)
 
 
 if __name__ == "__main__":

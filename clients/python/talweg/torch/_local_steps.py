@@ -69,6 +69,7 @@ class LocalSteps:
         # The fragment in whose comparison the next agreement begins. None: the ranks have agreed.
         self.agrees_at: int | None = 0
         self._opening: Round | None = None  # That comparison, if it is under way.
+        self._is_cut_short = False  # An interrupt has ended the agreement after it.
         self._is_lent = False  # The model has the global parameters.
         self._rounds = Rounds(_client.current(), caller, name, process_set)
         _client.call_when_replaced(self._use)
@@ -221,6 +222,7 @@ class LocalSteps:
         """Has ranks agree, which have all found that they differ, if the program goes on."""
         self._leave()
         self._opening, self.agrees_at = None, 0
+        self._is_cut_short = False
 
     def _launch(self, flight: Flight) -> None:
         with self._dropped_on_error(flight):
@@ -341,10 +343,17 @@ class LocalSteps:
         """
         if self.agrees_at is None:
             return
+        if self._is_cut_short:
+            raise InvalidArgument(
+                f"{self._rounds.title}: an interrupt or an error has ended this rank's agreement half "
+                "way, and the others go on from it: end this rank's program, and start it again"
+            )
         if self._rounds.group.size > 1:
             try:
                 self._open()
+                self._is_cut_short = True
                 self._make_alike()
+                self._is_cut_short = False
             except TalwegError:
                 self._go_apart()
                 raise

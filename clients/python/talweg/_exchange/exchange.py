@@ -58,9 +58,9 @@ class GradientExchange:
     """Pushes each gradient when it is ready, and returns the averages.
 
     The last backward pass of a step pushes a parameter's gradient at the moment it is accumulated.
-    When that pass ends, the other parameters follow, because every rank pushes every tensor in every
-    round: the gradient that a parameter has kept from before, or zeros. The marks, one byte for
-    each parameter, travel beside the gradients. They say for which parameters any rank had a
+    When that pass ends, the other parameters follow, because every rank pushes every tensor in
+    every round: the gradient that a parameter has kept from before, or zeros. The marks, one byte
+    for each parameter, travel beside the gradients. They say for which parameters any rank had a
     gradient. A parameter that nobody used keeps the gradient (or the lack of one) that it had.
 
     The marks also tell which gradients are sparse. Until that is agreed for a parameter, its
@@ -68,8 +68,8 @@ class GradientExchange:
 
     With `leaves_out` a round may go on without late ranks. The marks would wait for them. So marks
     are exchanged until the parameters are known to be alike, and after that every active parameter
-    counts that is not frozen. A joiner comes when the others exchange none any more. Thaws (thaws.py) says when ranks
-    have to compare again.
+    counts that is not frozen. A joiner comes when the others exchange none any more. Thaws
+    (thaws.py) says when ranks have to compare again.
 
     A gradient that was assigned also counts: any gradient that has changed since the last step.
 

@@ -51,7 +51,8 @@ _TEXTS = {
     ),
     Refusal.UNDER_WAY: (
         "backward() has come to '{name}' while the averages of the last backward() are under way: "
-        "call synchronize() between two backward passes, or set backward_passes_per_step to their number"
+        "call synchronize() between two backward passes, or set backward_passes_per_step to their "
+        "number"
     ),
     Refusal.CHANGED: (
         "the gradient of '{name}' was changed between backward() and step(), while its average was "
@@ -86,8 +87,8 @@ def _await_left(client: Client, name: str) -> None:
 
 
 def _name_for(client: Client, group: Group, name: str, count: int) -> str:
-    """Returns the name of a tensor with so many numbers: `name`, unless an optimizer before this one
-    has used that for another number of them.
+    """Returns the name of a tensor with so many numbers: `name`, unless an earlier optimizer has used
+    that for another number of them.
     """
     known = client.tensors.known(name + group.suffix)
     if known is None or known.declaration.count == count:

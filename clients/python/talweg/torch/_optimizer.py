@@ -296,9 +296,9 @@ def DistributedOptimizer(
     parameters just before the module runs. So the first layer works while the last layer's gradient
     is under way. The weights are the same to the last bit. It needs an optimizer whose update of a
     parameter depends on that parameter alone (SGD, Adam and similar ones, not LBFGS). Before other
-    code reads gradients (clipping, GradScaler), call synchronize(), which waits. Before code other
-    than the model's forward and state_dict() reads weights, call synchronize_parameters(). After
-    step() gradients are gone, as after zero_grad().
+    code reads gradients (clipping, GradScaler), and before a second backward() of a step, call
+    synchronize(), which waits. Before code other than the model's forward and state_dict() reads
+    weights, call synchronize_parameters(). After step() gradients are gone, as after zero_grad().
 
     `patience`, in seconds, from 0.001 to 65, lets steps go on without late ranks
     (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient (in a job of one

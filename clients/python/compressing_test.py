@@ -202,6 +202,23 @@ class OptimizerTest(unittest.TestCase):
         moved = self._step(model, optimizer, gradient)
         self.assertEqual(moved.tolist(), [[0, 0, 0], [0, 0, 4]])
 
+    def test_a_gradient_that_is_kept_and_not_used_changes_no_memory(self) -> None:
+        gradient = torch.tensor([[1.0, -5, 0], [0, 3, 2]])
+        moved = []
+        for unused in (0, 2):
+            model, optimizer = self._made(
+                OneBit(bytes_min=0, error_feedback=True), name=f"kept.{unused}"
+            )
+            (model.weight * gradient).sum().backward()
+            assert model.weight.grad is not None
+            model.weight.grad.mul_(0.5)
+            optimizer.step()
+            for _ in range(unused):
+                optimizer.step()  # The last average is there, and is not new.
+            moved.append([self._step(model, optimizer, gradient) for _ in range(2)])
+        for one, other in zip(*moved):
+            torch.testing.assert_close(one, other)
+
     def test_small_gradients_are_not_compressed(self) -> None:
         model, optimizer = self._made(TopK(1))
         moved = self._step(model, optimizer, torch.ones(2, 3))

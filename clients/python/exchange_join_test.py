@@ -16,7 +16,7 @@ class JoinTest(unittest.TestCase):
         it.exchange.on_step()
         first_step = it.exchange.steps
         it.exchange.on_step()
-        it.backward(0)  # Which leads to no step.
+        it.backward(0)  # Which leads to no step. What it leaves counts no more.
         others_left = iter([1, 1, 0])
         finish = it.finish
 

@@ -70,6 +70,15 @@ class FirstStepTest(unittest.TestCase):
             ],
         )
 
+    def test_a_second_pass_before_the_step_gives_what_the_first_has_left(self) -> None:
+        it = framework()
+        it.sparse = {0: 1}
+        it.backward(1, 0)
+        it.exchange.synchronize()
+        it.log.clear()
+        it.backward(1)
+        self.assertIn("x.gradient.a=0.5 at 0 sparse 1", it.logged("push"))
+
     def test_a_rank_without_a_gradient_learns_the_form_from_the_others(self) -> None:
         for form, text in ((1, " sparse 1"), (DENSE, "")):
             with self.subTest(form=form):

@@ -9,7 +9,7 @@ from typing import Any
 
 from model_framework import Framework
 from talweg._exchange.states import IN_PASS, LEFT_OPEN, TRANSITIONS, Event, State
-from talweg.errors import InternalError
+from talweg.errors import InternalError, InvalidArgument
 
 
 class _Walk:
@@ -45,9 +45,16 @@ class _Walk:
         elif exchange.state in IN_PASS and self.random.random() < 0.5:
             choices = [exchange.on_pass_end]
         elif ready and self.random.random() < 0.7:
-            choices = [lambda: it.accumulate(self.random.choice(ready))]
+            choices = [lambda: self._accumulate(self.random.choice(ready))]
         self.random.choice(choices)()
         self._check()
+
+    def _accumulate(self, index: int) -> None:
+        exchange = self.it.exchange
+        try:
+            self.it.accumulate(index)
+        except InvalidArgument:  # A second pass before the step.
+            assert exchange.state is State.BEGUN, exchange.state
 
     def _check(self) -> None:
         it, state = self.it, self.it.exchange.state

@@ -31,6 +31,18 @@ class StepTest(unittest.TestCase):
         it.exchange.begin()
         self.assertEqual(it.log, [])
 
+    def test_a_gradient_that_is_not_final_leaves_with_the_end_of_the_pass(self) -> None:
+        it = Framework("ab")
+        it.gradients = {0: Gradient(1.0), 1: Gradient(1.0)}
+        it.exchange.on_gradient(0, is_final=False)
+        it.change(0)
+        self._is(it, State.PASS)
+        it.exchange.on_gradient(1)
+        self.assertEqual(it.logged("push"), ["x.gradient.b=1 at -1"])
+        it.exchange.on_pass_end()
+        self.assertEqual(it.logged("push"), ["x.gradient.a=1 at 0", "x.used=[1, 1, 1]"])
+        it.exchange.check_unchanged()
+
     def test_the_averages_take_the_gradients_places(self) -> None:
         it = Framework()
         it.others = {"x.gradient.a": 3.0, "x.gradient.b": 5.0}
@@ -93,6 +105,32 @@ class StepTest(unittest.TestCase):
         self.assertEqual(it.logged("push"), ["x.gradient.a=1 at 0", "x.used=[1, 1]"])
         it.exchange.on_step()
         self.assertFalse(it.backward(0))
+
+    def test_a_second_pass_before_the_step_adds_to_the_averages(self) -> None:
+        """Also to those of parameters that it has not used here."""
+        it = Framework("ab")
+        it.others = {"x.gradient.a": 3.0, "x.gradient.b": 5.0}
+        it.backward(0, 1)
+        it.exchange.synchronize()
+        it.others["x.gradient.b"] = 3.0 + 4.0  # The other rank uses it again.
+        it.others_marks = {1: 1}
+        it.log.clear()
+        it.backward(0)
+        self.assertEqual(
+            it.logged("push"), ["x.gradient.a=3 at 0", "x.gradient.b=3 at -1", "x.used=[1, 0, 1]"]
+        )
+        it.exchange.synchronize()
+        self.assertEqual(it.values(), [3.0, 5.0])
+        self.assertEqual(it.dropped, [])
+
+    def test_a_gradient_that_nobody_has_used_again_stays(self) -> None:
+        it = Framework("ab")
+        it.backward(0, 1)
+        it.exchange.synchronize()
+        it.others = {"x.gradient.b": 3.0}
+        it.backward(0)
+        it.exchange.synchronize()
+        self.assertEqual((it.values()[1], it.dropped), (0.5, ["x.gradient.b"]))
 
     def test_a_step_counts_its_own_passes(self) -> None:
         it = Framework("a", passes=2)
@@ -431,6 +469,16 @@ class AssignedTest(unittest.TestCase):
         it.gradients[1] = Gradient(4.0)
         with self.assertRaisesRegex(InvalidArgument, "of 'b' was assigned after the backward pass"):
             it.exchange.synchronize()
+        # What had a gradient may be replaced, also what nobody has used since.
+        it.gradients = {0: Gradient(0.5), 1: Gradient(4.0)}
+        it.exchange.on_zero_grad()
+        it.backward(0)
+        it.exchange.synchronize()
+        it.gradients = {0: Gradient(0.5), 1: Gradient(1.0)}
+        it.exchange.synchronize()
+        it.zero_grad()
+        it.backward(0)
+        it.exchange.synchronize()
         # What all ranks have an average of may be replaced, as clipping does.
         it.gradients = {0: Gradient(0.5), 1: None}
         it.exchange.synchronize()
@@ -455,79 +503,6 @@ class AssignedTest(unittest.TestCase):
                 it.accumulate(0)
         for refusal in Refusal:
             self.assertIn("'{name}'", refusal.value)
-
-
-class OverlapTest(unittest.TestCase):
-    """Optimizers that take the averages one by one, when the next forward pass needs them."""
-
-    def test_averages_are_taken_one_by_one(self) -> None:
-        it = Framework("abc")
-        it.others = {"x.gradient.c": 3.0}
-        it.others_marks = {2: 1}
-        self.assertEqual(it.exchange.take([0]), [])
-        it.backward(0)
-        it.exchange.on_step()
-        self.assertIs(it.exchange.state, State.BEGUN)
-        it.zero_grad()
-        it.log.clear()
-        self.assertEqual(it.exchange.take([0]), [(0, 0.5)])
-        # In the first exchange it is known first that the others' parameters have these names.
-        self.assertEqual(it.log, ["take x.used", "take x.gradient.a"])
-        self.assertEqual(it.exchange.take([0, 1, 2]), [(2, 1.5)])
-        self.assertEqual(it.open, {})
-        self.assertIs(it.exchange.state, State.COLLECTING)
-
-    def test_a_pass_that_overtakes(self) -> None:
-        it = Framework("ab", passes=2)
-        it.backward(0, 1)
-        it.backward(0, 1)
-        it.exchange.on_step()
-        it.zero_grad()
-        it.exchange.take([0])
-        # The next forward pass leaves out the second module.
-        self.assertFalse(it.backward(0))
-        self.assertIs(it.exchange.state, State.BEGUN)
-        it.accumulate(0)
-        self.assertIs(it.exchange.state, State.NEXT_PUSHING)
-        self.assertFalse(it.exchange.has_left_open)
-        it.log.clear()
-        self.assertTrue(it.exchange.on_pass_end())
-        self.assertIs(it.exchange.state, State.NEXT_PARTLY_PUSHED)
-        self.assertTrue(it.exchange.has_left_open)
-        self.assertEqual(it.log, [])  # Its rounds are still the earlier step's.
-        it.exchange.take([1])
-        self.assertIs(it.exchange.state, State.PARTLY_PUSHED)
-        it.exchange.begin()
-        self.assertIs(it.exchange.state, State.BEGUN)
-        it.exchange.discard()
-        self.assertEqual(set(it.rounds.values()), {2})
-
-    def test_synchronize_after_a_pass_that_has_overtaken(self) -> None:
-        it = Framework("ab")
-        it.backward(0, 1)
-        it.exchange.on_step()
-        it.zero_grad()
-        it.exchange.take([0])
-        it.backward(0)
-        it.exchange.synchronize()
-        self.assertTrue(it.exchange.averaged)
-        self.assertEqual((it.open, set(it.rounds.values())), ({}, {2}))
-
-    def test_a_second_pass_over_open_rounds_is_busy(self) -> None:
-        it = Framework("ab")
-        it.backward(0)
-        with self.assertRaisesRegex(Busy, "x.gradient.a"):
-            it.accumulate(0)
-        it.exchange.synchronize()
-        self.assertTrue(it.exchange.averaged)
-
-    def test_what_nobody_wants_is_discarded(self) -> None:
-        it = Framework("ab")
-        it.exchange.discard()
-        it.backward(0)
-        it.exchange.discard()
-        self.assertEqual((it.open, it.values()), ({}, [1.0, None]))
-        self.assertIs(it.exchange.state, State.COLLECTING)
 
 
 if __name__ == "__main__":

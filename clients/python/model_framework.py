@@ -21,7 +21,6 @@ class Gradient:
     """What autograd would have left, and what others do to it."""
 
     value: float
-    is_noted: bool = False
     version: int = 0
     noted_version: int = -1
 
@@ -73,6 +72,8 @@ class Framework(Adapter):
         self.watched_passes = 0
         self.forgotten_passes = 0
         self.open: dict[str, Ticket] = {}
+        self.dropped: list[str] = []
+        self.having: set[int] = set()
         self.rounds: Counter[str] = Counter()
         self.others: dict[str, float] = {}  # The other rank's gradients, by their tensors.
         self.others_marks: dict[int, int] = {}  # -1: the rank's own.
@@ -131,6 +132,17 @@ class Framework(Adapter):
         ticket = Ticket(tensor.name, gradient.value if gradient else 0.0, gradient)
         ticket.version = gradient.version if gradient else 0
         return self._start(ticket, tensor.priority)
+
+    def start_kept(self, tensor: Tensor, form: int) -> Ticket:
+        gradient = self.gradients[tensor.index]
+        ticket = Ticket(tensor.name, gradient.value if gradient else 0.0)
+        self._start(ticket, tensor.priority)
+        if form != DENSE:
+            self.log[-1] += f" sparse {form}"
+        return ticket
+
+    def drop(self, ticket: Ticket) -> None:
+        self.dropped.append(ticket.name)
 
     def may_be_sparse(self, index: int) -> bool:
         return index in self.may_have_sparse
@@ -234,8 +246,7 @@ class Framework(Adapter):
         return gradient is not None and gradient.noted_version != gradient.version
 
     def is_assigned(self, index: int) -> bool:
-        gradient = self.gradients[index]
-        return gradient is not None and not gradient.is_noted
+        return self.gradients[index] is not None and index not in self.having
 
     def is_as_pushed(self, index: int, ticket: Ticket) -> bool:
         gradient = self.gradients[index]
@@ -244,9 +255,10 @@ class Framework(Adapter):
         return gradient is None or gradient.version == ticket.version
 
     def note_gradients(self) -> None:
+        self.having = {index for index, each in self.gradients.items() if each is not None}
         for gradient in self.gradients.values():
             if gradient is not None:
-                gradient.is_noted, gradient.noted_version = True, gradient.version
+                gradient.noted_version = gradient.version
 
     # What a program does.
 

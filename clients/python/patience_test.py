@@ -39,6 +39,25 @@ class PatienceTest(unittest.TestCase):
         it.exchange.synchronize()
         self.assertEqual(it.values(), [2.0, 0.0])
 
+    def test_a_parameter_that_is_frozen_later_does_not_count(self) -> None:
+        it = Framework("ab", leaves_out=True)
+        for _ in range(2):
+            it.backward(0, 1)
+            it.exchange.synchronize()
+            it.exchange.on_step()
+            it.zero_grad()
+        it.frozen = {1}
+        it.backward(0)
+        it.exchange.synchronize()
+        self.assertEqual(it.values(), [0.5, None])
+        self.assertEqual(it.rounds["x.gradient.b"], 3)
+        it.exchange.on_step()
+        it.zero_grad()
+        it.frozen = set()
+        it.backward(0)
+        it.exchange.synchronize()
+        self.assertEqual(it.values(), [0.5, 0.0])
+
     def test_parameters_that_are_added_are_compared(self) -> None:
         it = Framework("a", leaves_out=True)
         it.backward(0)
@@ -83,6 +102,9 @@ class PatienceTest(unittest.TestCase):
         it.backward(0, 1)
         it.exchange.synchronize()
         it.exchange.on_step()
+        for gradient in it.gradients.values():
+            assert gradient is not None
+            gradient.value = 0.0
         it.exchange.on_zero_grad()
         it.backward(0)
         it.exchange.begin()

@@ -81,7 +81,14 @@ class _Held:
             if _noted:
                 deliver()
             if isinstance(raised, _Raised):
-                raise raised.error from raised.error.__cause__
+                error, context = raised.error, raised.error.__context__
+                del raised
+                try:
+                    raise error from error.__cause__
+                finally:
+                    # In a cycle the frames would keep what they hold until the collector runs.
+                    error.__context__ = context
+                    del error, context
 
 
 held = _Held()

@@ -175,12 +175,36 @@ def changed_gradients_are_refused() -> None:
     assert gradient is not None
     assert torch.equal(gradient, tw.broadcast(gradient, name="compare"))
     parameters = [nn.Parameter(torch.ones(2))]
-    try:
-        tw.DistributedOptimizer(torch.optim.LBFGS(parameters), overlap_forward=nn.Linear(1, 1))
-    except talweg.InvalidArgument as error:
-        assert "LBFGS" in str(error), error
-    else:
-        raise AssertionError("LBFGS was taken")
+    lbfgs = torch.optim.LBFGS(parameters)
+    for _ in range(2):
+        try:
+            tw.DistributedOptimizer(lbfgs, overlap_forward=nn.Linear(1, 1))
+        except talweg.InvalidArgument as error:
+            assert "LBFGS" in str(error), error
+        else:
+            raise AssertionError("LBFGS was taken")
+    assert type(lbfgs) is torch.optim.LBFGS
+    tw.DistributedOptimizer(lbfgs, name="lbfgs")
+
+
+def two_passes_before_a_step() -> None:
+    model, optimizer = layers_in_a_row()
+    for step in range(3):
+        optimizer.zero_grad()
+        inputs = torch.full((2, 4), 1.0 + tw.rank())
+        model(inputs).sum().backward()
+        try:
+            model(inputs).sum().backward()
+        except talweg.InvalidArgument as error:
+            assert "call synchronize() between two backward passes" in str(error), (step, error)
+        else:
+            raise AssertionError("a second pass was taken")
+        optimizer.synchronize()
+        model(inputs).sum().backward()
+        optimizer.step()
+    optimizer.synchronize_parameters()
+    for i, parameter in enumerate(model.parameters()):
+        assert torch.equal(parameter, tw.broadcast(parameter.detach(), name=f"passes.{i}")), i
 
 
 def batches_that_are_left_out() -> None:
@@ -254,6 +278,7 @@ def main() -> int:
         clipping_after_synchronize,
         forward_waits_layer_by_layer,
         changed_gradients_are_refused,
+        two_passes_before_a_step,
         batches_that_are_left_out,
         modules_that_are_left_out,
         schedulers_that_come_first,

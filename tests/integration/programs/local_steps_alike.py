@@ -353,6 +353,43 @@ def added_parameters() -> None:
         _everywhere(model, optimizer, f"parameters are {what}")
 
 
+def frozen_between_two_synchronisations() -> None:
+    """What steps have moved a parameter by travels, and after that it stays. A state says so."""
+
+    def steps(model: nn.Module, optimizer: Any, numbers: range) -> None:
+        for step in numbers:
+            _step(model, optimizer, step)
+
+    for loads in (False, True):
+        torch.manual_seed(1)
+        model, name = two_layers(), f"frozen.{loads}"
+        optimizer: Any = tw.DiLoCo(model, _sgd(model), 4, name=name)
+        steps(model, optimizer, range(6))  # They have met after four.
+        model[0].requires_grad_(False)
+        if loads:
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = tw.DiLoCo(model, _sgd(model), 4, name=name)
+            optimizer.load_state_dict(state)
+        own = _bits(model[0])
+        for step in (6, 7):
+            assert _bits(model[0]) == own
+            _step(model, optimizer, step)
+        same_everywhere(model, "met after a parameter was frozen")
+        own = _bits(model[0])
+        steps(model, optimizer, range(8, 13))
+        assert _bits(model[0]) == own, "a frozen parameter was moved"
+        optimizer.flush()
+        assert _bits(model[0]) == own, "a frozen parameter was moved by flush()"
+        model[0].requires_grad_(True)
+        steps(model, optimizer, range(13, 16))
+        same_everywhere(model, "met after a parameter was thawed")
+        assert _bits(model[0]) != own
+        if tw.size() > 1:
+            model[0].requires_grad_(tw.rank() == 0)
+            text = "freeze and thaw parameters after the same steps"
+            expect(talweg.Mismatch, text, steps, model, optimizer, range(16, 20))
+
+
 def made_after_a_joiner() -> None:
     """Ranks agree, too, if some of them have joined the job before the optimizer was made."""
     membership = membership_of(_client.current())
@@ -410,6 +447,7 @@ if __name__ == "__main__":
         interrupted_state_dict,
         loaded_states,
         added_parameters,
+        frozen_between_two_synchronisations,
         made_after_a_joiner,
         outside_of_the_optimizer,
         refused_states,

@@ -228,8 +228,10 @@ def tied_unused_and_frozen() -> None:
             model.unused.weight.add_(1.0)
     with torch.no_grad():
         model.late.requires_grad_(False)
+    frozen = model.late.detach().clone()
     for step in range(9, 12):
         _step(model, optimizer, step)
+    assert torch.equal(model.late, frozen), "an outer step has moved a frozen parameter"
     same_everywhere(model, "used at one rank")
     assert not torch.equal(model.unused.weight, unused)
 

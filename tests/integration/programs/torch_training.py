@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import talweg
 import talweg.torch as tw
 import torch
@@ -144,6 +145,48 @@ def saved_and_loaded() -> None:
         assert torch.equal(value, wanted[name])
 
 
+class _OwnSgd(torch.optim.SGD):
+    """A program's own optimizer, whose methods take less than those of torch's."""
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+def optimizers_of_a_program() -> None:
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)  # From now on torch hooks SGD.step, too.
+    for overlaps in (False, True):
+        model = two_layers()
+        tw.broadcast_parameters(model.state_dict())
+        optimizer = tw.DistributedOptimizer(
+            _OwnSgd(model.parameters(), lr=np.float64(0.1)),  # type: ignore[arg-type]
+            model.named_parameters(),
+            name=f"own.{overlaps}",
+            overlap_forward=model if overlaps else None,
+        )
+        for step in range(3):
+            step_on_own_data(model, optimizer, step)
+        assert optimizer._talweg.exchange.steps == 3  # type: ignore[attr-defined]
+
+
+def state_with_numbers_of_numpy() -> None:
+    model = nn.Linear(6, 3)
+    rate = np.float64(0.1 * (tw.rank() + 1))
+    optimizer = distributed(model, "numpy", lambda given, lr: torch.optim.SGD(given, lr=rate))
+    tw.broadcast_optimizer_state(optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    with optimizer.join():  # type: ignore[attr-defined]
+        for _ in range(1 + tw.rank()):
+            optimizer.zero_grad()
+            model(torch.full((2, 6), float(tw.rank()))).square().mean().backward()
+            optimizer.step()
+    same_everywhere(model, "numpy")
+
+
 def _averaged_backward(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Adds averages to `.grad`, and checks them."""
     torch.manual_seed(100 * step + tw.rank())
@@ -194,6 +237,84 @@ def gradients_that_stay() -> None:
         _averaged_backward(model, optimizer, step)
         optimizer.step()
         same_everywhere(model, f"stay {step}")
+
+
+def a_second_backward_pass() -> None:
+    """It adds to the averages, also where a rank uses a parameter in the first pass alone."""
+    used, once = (nn.Parameter(torch.zeros(200, 100)) for _ in range(2))
+    named = [("used", used), ("once", once)]
+    optimizer = tw.DistributedOptimizer(torch.optim.SGD([used, once]), named, name="second")
+    for _ in range(2):
+        optimizer.zero_grad()
+        (used.sum() + once.sum() * 8).backward()
+        (used.sum() + once.sum() * (4 if tw.rank() == 0 else 0)).backward()
+        used.sum().backward()  # Nobody uses the other one.
+        if tw.rank() == 0:
+            (used + once).sum().backward()
+        else:
+            used.sum().backward()
+        assert used.grad is not None and (used.grad == 4).all(), used.grad
+        wanted = 8 + 5 / tw.size()
+        assert once.grad is not None and torch.allclose(once.grad, torch.tensor(wanted)), once.grad
+        optimizer.step()
+
+
+def hooks_that_change_gradients() -> None:
+    """Whether a program registers them before or after DistributedOptimizer()."""
+
+    def double(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(2)
+
+    for count in (4, 300 * 300):
+        first, second, third = parameters = [nn.Parameter(torch.ones(count)) for _ in range(3)]
+        named = [(str(i), parameter) for i, parameter in enumerate(parameters)]
+        first.register_post_accumulate_grad_hook(double)
+        optimizer: Any = tw.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=0.1), named, name=f"hooks.{count}"
+        )
+        second.register_post_accumulate_grad_hook(double)
+        for step in range(4):
+            if step == 2:
+                third.register_post_accumulate_grad_hook(double)
+            optimizer.zero_grad()
+            (sum(each.sum() for each in parameters) * (tw.rank() + 1)).backward()
+            for parameter in (first, second, *[third] * (step >= 2)):
+                assert parameter.grad is not None
+                assert (parameter.grad == tw.size() + 1).all(), (count, step, parameter.grad)
+            optimizer.step()
+
+
+def distributed_anew_with_more_parameters() -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    tw.broadcast_parameters(model.state_dict())
+    tw.DistributedOptimizer(optimizer, model[0].named_parameters(), name="more")
+    step_on_own_data(model[0], optimizer, 0)
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    step_on_own_data(model, optimizer, 1)
+    for _ in range(2):
+        tw.DistributedOptimizer(optimizer, model.named_parameters(), name="more")
+        for step in (2, 3):
+            step_on_own_data(model, optimizer, step)
+
+
+def unused_gradients_that_are_replaced() -> None:
+    """A program keeps gradients as zeros, and clips out of place. No rank uses one of them."""
+    model, unused = two_layers(), nn.Parameter(torch.ones(4))
+    named = [*model.named_parameters(), ("unused", unused)]
+    tw.broadcast_parameters(named)
+    sgd = torch.optim.SGD([parameter for _, parameter in named], lr=0.1)
+    optimizer: Any = tw.DistributedOptimizer(sgd, named, name="replaced")
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(torch.full((2, 6), float(tw.rank()))).square().mean()
+        (loss + unused.sum() if step == 0 else loss).backward()
+        for _, parameter in named:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clamp(-1, 1)
+        optimizer.step()
+        same_everywhere(model, f"replaced, step {step}")
 
 
 def gradients_in_a_forked_child() -> None:
@@ -358,8 +479,14 @@ CASES = [
     an_optimizer_for_the_same_parameters,
     two_optimizers_of_one_name,
     saved_and_loaded,
+    optimizers_of_a_program,
+    state_with_numbers_of_numpy,
     gradients_that_are_kept,
     gradients_that_stay,
+    a_second_backward_pass,
+    hooks_that_change_gradients,
+    distributed_anew_with_more_parameters,
+    unused_gradients_that_are_replaced,
     gradients_in_a_forked_child,
     memory_formats,
     odd_parameters,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -57,6 +57,10 @@ class Refusal(Enum):
         "the gradient of '{name}' has left and has come again: an earlier backward pass has failed "
         "(then every rank synchronizes)"
     )
+    UNDER_WAY = (
+        "a backward pass has come to '{name}' while the averages of the pass before are under way: "
+        "synchronize between two passes, or let a step have two of them"
+    )
     CHANGED = (
         "the gradient of '{name}' was changed while its average was under way: synchronize before "
         "changing gradients"
@@ -88,6 +92,17 @@ class Adapter(Protocol):
 
     def start(self, tensor: Tensor, has_gradient: bool) -> Any:
         """Starts the average of the parameter's gradient, or of zeros; returns its ticket."""
+
+    def start_kept(self, tensor: Tensor, form: int) -> Any:
+        """Starts the average of a parameter that no pass of the step has used: of the gradient that
+        it has kept from before, which stays as it is, or else of zeros. `form` is the agreed one.
+        """
+        if form == DENSE:
+            return self.start(tensor, False)
+        return self.start_sparse(tensor, False, form)
+
+    def drop(self, ticket: Any) -> None:
+        """Notes that the average of a finished round does not count: nobody had a gradient."""
 
     def start_sparse(self, tensor: Tensor, has_gradient: bool, dimensions: int) -> Any:
         """Does the same as start() for a gradient with so many sparse dimensions. Without a
@@ -175,9 +190,7 @@ class Adapter(Protocol):
         """Whether the parameter's gradient has changed since note_gradients() was called."""
 
     def is_assigned(self, index: int) -> bool:
-        """Whether the parameter has a gradient that it did not have when note_gradients() was
-        called.
-        """
+        """Whether the parameter has a gradient, and had none when note_gradients() was called."""
 
     def is_as_pushed(self, index: int, ticket: Any) -> bool:
         """Whether the parameter's gradient is still the one that the ticket was given for."""
@@ -192,6 +205,7 @@ class Pushed(NamedTuple):
     handle: Handle
     gradient: Any = None  # The gradient as it was pushed, if there was one.
     version: Any = None  # The framework's count of the gradient's changes.
+    undo: Callable[[], None] | None = None  # To be called if the average does not count.
 
 
 class ClientAdapter(Adapter):
@@ -233,6 +247,10 @@ class ClientAdapter(Adapter):
 
     def finish(self, ticket: Pushed) -> Any:
         return self.client.synchronize(ticket.handle)
+
+    def drop(self, ticket: Pushed) -> None:
+        if ticket.undo is not None:
+            ticket.undo()
 
     def is_there(self, ticket: Pushed) -> bool:
         return self.client.poll(ticket.handle)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +124,29 @@ class Compressing:
     def skip(self, name: str, count: int, stand: Stand) -> None:
         """Counts a round in which this rank has no gradient, and gives zeros."""
         self._memory(name, count, stand).rounds += 1
+
+    def restorer(self, name: str) -> Callable[[], None]:
+        """Returns what makes the memory of a tensor what it is now, but for its count of rounds."""
+        memory = self._memories.get(name)
+        if memory is None:
+            return lambda: self._forget(name)
+        kept = [None if each is None else each.copy() for each in (memory.error, memory.momentum)]
+        rate = memory.rate
+
+        def restore() -> None:
+            memory.error, memory.momentum = kept
+            memory.rate = rate
+
+        return restore
+
+    def _forget(self, name: str) -> None:
+        memory = self._memories.get(name)
+        if memory is None:
+            return
+        memory.rate = None
+        for each in (memory.error, memory.momentum):
+            if each is not None:
+                each[:] = 0
 
     def compress(
         self, name: str, address: int, count: int, stand: Stand, rate: float | None = None

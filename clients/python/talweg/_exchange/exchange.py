@@ -43,7 +43,9 @@ class _Rounds:
         open_: dict[int, Any],
         held: list[int],
         marks: Marks,
+        has_batch: bool,
     ) -> None:
+        self.has_batch = has_batch
         self.touched = touched  # The parameters that have a gradient here.
         self.open = open_  # Tickets, in the order in which the rounds were started.
         self.held = held  # Parameters that leave when the marks tell their form.
@@ -56,18 +58,18 @@ class GradientExchange:
     """Pushes each gradient when it is ready, and returns the averages.
 
     The last backward pass of a step pushes a parameter's gradient at the moment it is accumulated.
-    When that pass ends, parameters without a gradient push zeros, because every rank pushes every
-    tensor in every round. The marks, one byte for each parameter, travel beside the gradients. They
-    say for which parameters any rank had a gradient. A parameter that nobody used keeps the
-    gradient (or the lack of one) that it had.
+    When that pass ends, the other parameters follow, because every rank pushes every tensor in
+    every round: the gradient that a parameter has kept from before, or zeros. The marks, one byte
+    for each parameter, travel beside the gradients. They say for which parameters any rank had a
+    gradient. A parameter that nobody used keeps the gradient (or the lack of one) that it had.
 
     The marks also tell which gradients are sparse. Until that is agreed for a parameter, its
     gradient may leave later (Forms, in forms.py).
 
     With `leaves_out` a round may go on without late ranks. The marks would wait for them. So marks
     are exchanged until the parameters are known to be alike, and after that every active parameter
-    counts. A joiner comes when the others exchange none any more. Thaws (thaws.py) says when ranks
-    have to compare again.
+    counts that is not frozen. A joiner comes when the others exchange none any more. Thaws
+    (thaws.py) says when ranks have to compare again.
 
     A gradient that was assigned also counts: any gradient that has changed since the last step.
 
@@ -99,6 +101,7 @@ class GradientExchange:
         self._touched: set[int] = set()  # The parameters that have a gradient in this step.
         self._pushed: dict[int, Any] = {}  # Tickets of this step, until all have left.
         self._rounds: _Rounds | None = None
+        self._is_used_up = False  # The program has done with what was pushed last.
         self._unused: list[int] = []  # No rank had a gradient of these in the last exchange.
         self._forms = Forms(adapter)
         self._names = Names(adapter, name)
@@ -196,13 +199,19 @@ class GradientExchange:
 
     # What happens.
 
-    def on_gradient(self, index: int) -> None:
-        """Notes that a pass has accumulated a gradient. The first one begins the pass."""
+    def on_gradient(self, index: int, is_final: bool = True) -> None:
+        """Notes that a pass has accumulated a gradient. The first one begins the pass.
+
+        A gradient that something else may still change is not final. It leaves when the pass ends.
+        """
         if self._state not in IN_PASS:
             self._adapter.watch_pass()
+            if self._state is State.BEGUN and not self._is_used_up:
+                self._refuse(Refusal.UNDER_WAY, index)
             self._move(Event.GRADIENT)
         self._touched.add(index)
-        if self._passes_ended + 1 >= self._passes and self._forms.is_agreed(index):
+        is_last = self._passes_ended + 1 >= self._passes
+        if is_final and is_last and self._forms.is_agreed(index):
             self._push(index)
 
     def on_pass_end(self) -> bool:
@@ -225,12 +234,14 @@ class GradientExchange:
         """Notes that the averages are used up: a step may compute gradients several times."""
         self._lose_pass()
         self._move(Event.STEP)
+        self._is_used_up = True
         self._adapter.note_gradients()
 
     def on_zero_grad(self) -> None:
         """Notes that the accumulated gradients and the averages are gone."""
         self._lose_pass()
         self._move(Event.ZERO_GRAD)
+        self._is_used_up = True
         self._adapter.note_gradients()
         if not self._pushed:
             self._passes_ended = 0
@@ -253,25 +264,30 @@ class GradientExchange:
         if new:
             self._adapter.declare(list(new.values()))
 
-    def _push(self, index: int) -> None:
+    def _push(self, index: int, has_batch: bool = True) -> None:
         if index in self._pushed:
             self._refuse(Refusal.CAME_AGAIN, index)
         if not self._tensors:
             self._declare(other for other in self._active if self._forms.agreed(other) == DENSE)
         with _interrupts.held:  # A push that nobody has noted would be made again.
-            self._pushed[index] = self._start(index, self._touched)
+            self._pushed[index] = self._start(index, self._touched, has_batch)
             if len(self._pushed) == 1:
                 self._move(Event.PUSHED)
 
-    def _start(self, index: int, touched: set[int]) -> Any:
+    def _start(self, index: int, touched: set[int], has_batch: bool) -> Any:
         dtype = self._adapter.dtype_of(index)
         form = self._forms.agreed(index)
         if form not in (UNKNOWN, DENSE):
             tensor = self._tensor_of(index, dtype)
+            if has_batch and index not in touched:
+                return self._adapter.start_kept(tensor, form)
             return self._adapter.start_sparse(tensor, index in touched, form)
         known = self._tensors.get(index)
         if known is None or known.dtype != dtype:
             known = self._tensors[index] = self._tensor_of(index, dtype)
+        # Other ranks add to what an earlier pass has left here. A rank in join() adds nothing.
+        if has_batch and index not in touched:
+            return self._adapter.start_kept(known, DENSE)
         return self._adapter.start(known, index in touched)
 
     def begin(self, has_batch: bool = True) -> None:
@@ -290,12 +306,14 @@ class GradientExchange:
         waiting = set(held)
         for index in forms:
             if index not in self._pushed and index not in waiting:
-                self._push(index)
+                self._push(index, has_batch)
         with _interrupts.held:
-            rounds = _Rounds(self._touched, self._pushed, held, Marks(len(self._parameters)))
+            marks = Marks(len(self._parameters))
+            rounds = _Rounds(self._touched, self._pushed, held, marks, has_batch)
             self._mark(rounds, has_batch, forms)
             self._rounds = rounds
             self._touched, self._pushed, self._passes_ended = set(), {}, 0
+            self._is_used_up = False
             self._move(Event.ALL_PUSHED)
 
     def _mark(self, rounds: _Rounds, has_batch: bool, forms: Mapping[int, int]) -> None:
@@ -305,7 +323,9 @@ class GradientExchange:
             marks.forms[index] = form
         if self._leaves_out and (self._names.are_alike or self._adapter.began_apart()):
             for index in self._active:
-                marks.used[index] = 1
+                # The optimizer would go on with zeros: with its momentum, and its weight decay.
+                is_used = index in self._touched or self._adapter.is_trainable(index)
+                marks.used[index] = int(is_used)
             self._thaws.begin(self._suffix, len(marks.used), self._frozen, _MARKS_PRIORITY)
             return
         for index in self._touched:
@@ -349,11 +369,14 @@ class GradientExchange:
                 continue
             counts = index in rounds.touched or self._finish_marks(rounds).used[index]
             with _interrupts.held:
-                average = self._adapter.finish(rounds.open[index])
+                ticket = rounds.open[index]
+                average = self._adapter.finish(ticket)
                 del rounds.open[index]  # Not before: a wait that is interrupted is gone on with.
                 rounds.taken.add(index)
                 if counts:
                     averages.append((index, average))
+                else:
+                    self._adapter.drop(ticket)
         if not rounds.open:
             marks = self._finish_marks(rounds)
             self._rounds = None
@@ -386,7 +409,7 @@ class GradientExchange:
             index = rounds.held[0]
             with _interrupts.held:  # A push that nobody has noted would be made again.
                 if self._forms.is_agreed(index):
-                    rounds.open[index] = self._start(index, rounds.touched)
+                    rounds.open[index] = self._start(index, rounds.touched, rounds.has_batch)
                 del rounds.held[0]
         return rounds.marks
 

@@ -18,6 +18,7 @@ from talweg.errors import InvalidArgument
 from talweg.torch._local_agreement import bytes_of
 from talweg.torch._local_parts import Part, require_dense, slices_of, zeros_for
 from talweg.torch._optimizer import OptimizerT, name_parameters
+from talweg.torch._step_hooks import is_inner_step
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 _CALLER = "AsynchronousOptimizer"
@@ -123,11 +124,13 @@ class _AsynchronousMethods:
 
 
 def _before_step(optimizer: Any, _: Any, __: Any) -> None:
-    optimizer._talweg_asynchronous.before_step()
+    if not is_inner_step(optimizer):
+        optimizer._talweg_asynchronous.before_step()
 
 
 def _after_step(optimizer: Any, _: Any, __: Any) -> None:
-    optimizer._talweg_asynchronous.after_step()
+    if not is_inner_step(optimizer):
+        optimizer._talweg_asynchronous.after_step()
 
 
 keep_out_of_graphs(_AsynchronousMethods, _before_step, _after_step)

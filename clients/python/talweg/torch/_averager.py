@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from talweg import _client
 from talweg._client import Client, Handle
-from talweg._collectives.process_sets import ProcessSet
+from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, Op
 from talweg._elastic.membership import membership_of
 from talweg._exchange.adapter import (
@@ -49,6 +49,11 @@ _TEXTS = {
         "with an error (then every rank calls the optimizer's synchronize()), or the parameter is "
         "used inside and outside of a checkpoint (use_reentrant=False)"
     ),
+    Refusal.UNDER_WAY: (
+        "backward() has come to '{name}' while the averages of the last backward() are under way: "
+        "call synchronize() between two backward passes, or set backward_passes_per_step to their "
+        "number"
+    ),
     Refusal.CHANGED: (
         "the gradient of '{name}' was changed between backward() and step(), while its average was "
         "under way (overlap_forward): call the optimizer's synchronize() before clipping, unscaling "
@@ -73,6 +78,22 @@ def _names_may_be_shared() -> Iterator[None]:
         raise Busy(
             f"{error}. If this process has several DistributedOptimizers, give each a `name`"
         ) from None
+
+
+def _await_left(client: Client, name: str) -> None:
+    """Waits for a round that an earlier optimizer of this name has left."""
+    if client.left:
+        client.left.wait_for(name, None)
+
+
+def _name_for(client: Client, group: Group, name: str, count: int) -> str:
+    """Returns the name of a tensor with so many numbers: `name`, unless an earlier optimizer has used
+    that for another number of them.
+    """
+    known = client.tensors.known(name + group.suffix)
+    if known is None or known.declaration.count == count:
+        return name
+    return f"{name}.{count}"
 
 
 class GradientAverager(ClientAdapter):
@@ -101,6 +122,7 @@ class GradientAverager(ClientAdapter):
         self._compressing = compressing
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
+        self._having: set[int] = set()  # What had a gradient when they were noted last.
         self._index: dict[torch.nn.Parameter, int] = {}
         # The hooks of active parameters. They do not keep the averager alive: torch holds them where
         # Python's garbage collector does not look.
@@ -271,26 +293,49 @@ class GradientAverager(ClientAdapter):
             if gradient.layout != torch.strided:
                 gradient = self.dense(tensor.index, gradient)
             pushed, version = gradient, gradient._version
+        return Pushed(self._start_dense(tensor, pushed, gradient is not None), gradient, version)
+
+    def _start_dense(self, tensor: Tensor, pushed: torch.Tensor, has_gradient: bool) -> Handle:
         compressing = self._compressing
         with _names_may_be_shared():
-            if compressing is not None and takes(compressing, parameter):
-                self._await_left(tensor.name)
+            if compressing is not None and takes(compressing, self.parameters[tensor.index]):
+                _await_left(self.client, tensor.name)
                 declaration = self._declaration(tensor.index)
-                of = (tensor, pushed, declaration, gradient is not None)
-                handle = start_compressed(self.client, compressing, *of)
-            else:
-                handle = self.start_round(tensor, pushed)
-        return Pushed(handle, gradient, version)
+                of = (tensor, pushed, declaration, has_gradient)
+                return start_compressed(self.client, compressing, *of)
+            return self.start_round(tensor, pushed)
+
+    def start_kept(self, tensor: Tensor, form: int) -> Pushed:
+        parameter = self.parameters[tensor.index]
+        kept = parameter.grad
+        if kept is None:
+            return super().start_kept(tensor, form)
+        if form != DENSE:
+            return self.start_sparse(tensor, True, form)  # Which only reads it.
+        pushed = kept.detach()
+        if pushed.layout == torch.strided:
+            pushed = pushed.clone()  # The result takes the place of what is pushed.
+        else:
+            pushed = self.dense(tensor.index, pushed)
+        if self._compressing is None or not takes(self._compressing, parameter):
+            return Pushed(self._start_dense(tensor, pushed, True))
+        # Zeros, as after zero_grad(set_to_none=False), leave what is remembered alone.
+        if not pushed.any():
+            return Pushed(self._start_dense(tensor, pushed, False))
+        undo = self._compressing.restorer(tensor.name)
+        return Pushed(self._start_dense(tensor, pushed, True), undo=undo)
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
+        name = _name_for(self.client, self.group, name, len(marks))
         with _names_may_be_shared():
-            self._await_left(name + self.group.suffix)
+            _await_left(self.client, name + self.group.suffix)
             return super().start_marks(name, marks, priority)
 
     def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
         group = self.group
+        name = _name_for(self.client, group, name, values.size)
         with _names_may_be_shared():
-            self._await_left(name + group.suffix)
+            _await_left(self.client, name + group.suffix)
             handle = start_patient_sum(
                 self.client, values, name + group.suffix, group.listed, priority, self._patience_ms
             )
@@ -332,15 +377,10 @@ class GradientAverager(ClientAdapter):
 
     def start_round(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
         """Starts a parameter's round; its result takes the gradient's place."""
-        self._await_left(tensor.name)
+        _await_left(self.client, tensor.name)
         if self._patience_ms:
             return start_patient(self.client, gradient, tensor, self._declaration(tensor.index))
         return start_average(self.client, gradient, tensor.name, tensor.priority)
-
-    def _await_left(self, name: str) -> None:
-        """Waits for a round that an earlier optimizer of this name has left."""
-        if self.client.left:
-            self.client.left.wait_for(name, None)
 
     def finish(self, ticket: Pushed) -> Any:
         return finish(self.client, ticket.handle)
@@ -377,8 +417,7 @@ class GradientAverager(ClientAdapter):
         return True
 
     def is_assigned(self, index: int) -> bool:
-        gradient = self.parameters[index].grad
-        return gradient is not None and not hasattr(gradient, _SEEN)
+        return self.parameters[index].grad is not None and index not in self._having
 
     def is_as_pushed(self, index: int, ticket: Pushed) -> bool:
         gradient = self.parameters[index].grad
@@ -387,19 +426,32 @@ class GradientAverager(ClientAdapter):
         )
 
     def note_gradients(self) -> None:
-        for parameter in self.parameters:
+        self._having.clear()
+        for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is not None:
                 setattr(gradient, _SEEN, gradient._version)
+                self._having.add(index)
 
     def text_of(self, refusal: Refusal) -> str:
         return _TEXTS[refusal]
 
 
+def _comes_last(hook: RemovableHandle) -> bool:
+    """Whether this is the parameter's last hook. If it is not, those that the program has registered
+    since run after it, and it is the last one from the next pass on.
+    """
+    hooks = hook.hooks_dict_ref()
+    if not hooks or hook.id not in hooks or next(reversed(hooks)) == hook.id:
+        return True
+    hooks[hook.id] = hooks.pop(hook.id)
+    return False
+
+
 def _on_gradient(averager: weakref.ref[GradientAverager], index: int, _: torch.Tensor) -> None:
     found = averager()
     if found is not None:
-        found.exchange.on_gradient(index)
+        found.exchange.on_gradient(index, _comes_last(found._hooks[index]))
 
 
 # Where torch compiles the backward pass (compiled autograd), it traces hooks of gradients, too.

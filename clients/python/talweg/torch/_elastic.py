@@ -20,6 +20,7 @@ from talweg.torch._asynchronous import is_asynchronous
 from talweg.torch._local_sgd import local_steps_of
 from talweg.torch._replay import TorchReplay
 from talweg.torch._sharded import refuse_sharded
+from talweg.torch._step_hooks import is_inner_step
 
 # The key, in an optimizer's captured value, of the names of each parameter group's parameters. A
 # rank that lacks groups adds them by these names.
@@ -107,7 +108,7 @@ class Elastic(State):
             raise InvalidArgument(
                 "Elastic(scale='global_batch') needs an ElasticSampler as a value"
             )
-        self._rates: list[Any] = []
+        self._rates: list[tuple[Any, Any]] = []  # Each group's, and what it is within a step.
         if scale and optimizer is not None:
             optimizer.register_step_pre_hook(lambda *_: self._scale_rates(optimizer))
             optimizer.register_step_post_hook(lambda *_: self._restore_rates(optimizer))
@@ -135,14 +136,22 @@ class Elastic(State):
 
     def _scale_rates(self, optimizer: torch.optim.Optimizer) -> None:
         assert self._sampler is not None
-        self._rates = [group["lr"] for group in optimizer.param_groups]
+        if is_inner_step(optimizer):
+            return
+        self._restore_rates(optimizer)  # After a step that has raised.
         factor = self._sampler.step_samples / max(self._values["full_step"], 1)
-        for group, rate in zip(optimizer.param_groups, self._rates):
-            group["lr"] = rate * factor
+        rates = [group["lr"] for group in optimizer.param_groups]
+        self._rates = [(rate, rate * factor) for rate in rates]
+        for group, (_, scaled) in zip(optimizer.param_groups, self._rates):
+            group["lr"] = scaled
 
     def _restore_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        for group, rate in zip(optimizer.param_groups, self._rates):
-            group["lr"] = rate
+        if is_inner_step(optimizer):
+            return
+        for group, (rate, scaled) in zip(optimizer.param_groups, self._rates):
+            if group["lr"] is scaled:  # The program has not set another one.
+                group["lr"] = rate
+        self._rates = []
 
     # ----- talweg._elastic.state_rounds.StateHolder -----
 

@@ -26,6 +26,15 @@ class Averages(Protocol):
     def index_of(self, parameter: torch.nn.Parameter) -> int | None: ...
 
 
+def require_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Raises InvalidArgument if the optimizer cannot update a parameter without all others."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument(
+            "overlap_forward does not work with LBFGS, whose update of a parameter depends on "
+            "all others: leave overlap_forward out"
+        )
+
+
 class ForwardOverlap:
     """Puts an optimizer's updates off until a module's forward needs its parameters.
 
@@ -46,11 +55,6 @@ class ForwardOverlap:
         averages: Averages,
         model: torch.nn.Module,
     ) -> None:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise InvalidArgument(
-                "overlap_forward does not work with LBFGS, whose update of a parameter depends on "
-                "all others: leave overlap_forward out"
-            )
         self._optimizer = optimizer
         # The step without the hooks that users register, because these belong to the whole step.
         self._update_all = getattr(original.step, "__wrapped__", original.step)

@@ -44,6 +44,8 @@ class Part:
         # None until the parameter takes part, or until the first outer step with a momentum.
         self.x0: torch.Tensor | None = None
         self.momentum: torch.Tensor | None = None
+        # Whether steps have moved it since its last outer step.
+        self.has_moved = False
 
     def __str__(self) -> str:
         """Returns the text that ranks compare."""
@@ -146,9 +148,21 @@ class Fragment:
         self._buffer = torch.empty(0)
         self._buffer_of: list[Part] = []
 
-    @property
-    def active(self) -> list[Part]:
-        """The parameters that take part."""
+    def note_step(self) -> None:
+        self.moved = True
+        for part in self.parts:
+            part.has_moved = part.has_moved or part.parameter.requires_grad
+
+    def travelling(self) -> list[Part]:
+        """Returns the parameters that take part and are trained. One that is frozen travels once
+        more if it has moved. An outer step without a difference would move it by its momentum.
+        """
+        return [
+            part for part in self.taking_part() if part.has_moved or part.parameter.requires_grad
+        ]
+
+    def taking_part(self) -> list[Part]:
+        """Returns the parameters that have a global value."""
         return [part for part in self.parts if part.x0 is not None]
 
     def buffer(self, parts: list[Part]) -> torch.Tensor:

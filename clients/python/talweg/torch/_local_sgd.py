@@ -14,6 +14,7 @@ from talweg.errors import InvalidArgument
 from talweg.torch._local_rule import Rule
 from talweg.torch._local_steps import LocalSteps
 from talweg.torch._optimizer import OptimizerT, undo
+from talweg.torch._step_hooks import is_inner_step
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 # The entry of a state_dict(), beside those of torch.
@@ -79,6 +80,8 @@ class _LocalMethods:
 
 
 def _before_step(optimizer: Any, _: Any, __: Any) -> None:
+    if is_inner_step(optimizer):
+        return
     optimizer._talweg_local.before_step()
     if optimizer._talweg_unscales and getattr(optimizer, "found_inf", None) is not None:
         _unscale(optimizer)
@@ -106,6 +109,8 @@ def _unscale(optimizer: Any) -> None:
 
 
 def _after_step(optimizer: Any, _: Any, __: Any) -> None:
+    if is_inner_step(optimizer):
+        return
     for parameter, gradient in optimizer._talweg_hidden:
         parameter.grad = gradient
     optimizer._talweg_hidden = []

@@ -69,6 +69,7 @@ class LocalSteps:
         # The fragment in whose comparison the next agreement begins. None: the ranks have agreed.
         self.agrees_at: int | None = 0
         self._opening: Round | None = None  # That comparison, if it is under way.
+        self._is_cut_short = False  # An interrupt has ended the agreement after it.
         self._is_lent = False  # The model has the global parameters.
         self._rounds = Rounds(_client.current(), caller, name, process_set)
         _client.call_when_replaced(self._use)
@@ -164,7 +165,7 @@ class LocalSteps:
         with _interrupts.held:
             self.steps += 1
             for fragment in self._fragments:
-                fragment.moved = True
+                fragment.note_step()
             text, due = f"step {self.steps}", self.steps + self.rule.delay
             numbers = self.rule.sent_after(self.steps)
             self._unsent = [(self._fragments[n], text, due, self.rule) for n in numbers]
@@ -221,6 +222,7 @@ class LocalSteps:
         """Has ranks agree, which have all found that they differ, if the program goes on."""
         self._leave()
         self._opening, self.agrees_at = None, 0
+        self._is_cut_short = False
 
     def _launch(self, flight: Flight) -> None:
         with self._dropped_on_error(flight):
@@ -230,9 +232,8 @@ class LocalSteps:
         with self._dropped_on_error(flight):
             flight.take()
 
-    def _others(self, fragment: Fragment) -> Others:
-        """Returns the tensors that become their means when the fragment is applied."""
-        parts = fragment.active
+    def _others(self, fragment: Fragment, parts: list[Part]) -> Others:
+        """Returns the tensors that become their means when the fragment's parts are applied."""
         if fragment is not self._fragments[-1]:
             return Others([], {}, parts)
         buffers = buffers_of(self._model) if self.rule.average_buffers else []
@@ -241,7 +242,10 @@ class LocalSteps:
 
     def _prepared(self, fragment: Fragment, what: str, due: int, rule: Rule) -> Flight:
         """Returns the flight of a fragment, whose rounds launch() starts."""
-        rounds, parts, others = self._rounds, fragment.active, self._others(fragment)
+        is_flush = rule is not self.rule
+        # flush() makes all equal, whatever the program has done to parameters that are frozen.
+        parts = fragment.taking_part() if is_flush else fragment.travelling()
+        rounds, others = self._rounds, self._others(fragment, parts)
         shapes = [list(each.shape) for each in others.buffers]
         names = "\0".join([*map(str, parts), str(shapes)])
         having = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
@@ -249,7 +253,6 @@ class LocalSteps:
             f"{what}, fragment {fragment.number} with {len(parts)} parameters and "
             f"{len(others.buffers)} buffers ({having})"
         )
-        is_flush = rule is not self.rule
         shared = ""
         if is_flush or rule.compares_shared(fragment.number, self.steps):
             shared = f"{agreement.digest_of(each for part in parts for each in part.kept):016x}"
@@ -299,8 +302,10 @@ class LocalSteps:
             for part, mean in slices_of(flight.parts, flight.average):
                 part.make_outer_step(mean, rule)
                 part.put(rule.mix)
+                part.has_moved = False
             if flight.means is not None:
-                (flight.others or self._others(fragment)).put(flight.means, rule.mix)
+                others = flight.others or self._others(fragment, flight.parts)
+                others.put(flight.means, rule.mix)
             fragment.moved = rule.mix > 0
 
     @contextlib.contextmanager
@@ -338,10 +343,17 @@ class LocalSteps:
         """
         if self.agrees_at is None:
             return
+        if self._is_cut_short:
+            raise InvalidArgument(
+                f"{self._rounds.title}: an interrupt or an error has ended this rank's agreement half "
+                "way, and the others go on from it: end this rank's program, and start it again"
+            )
         if self._rounds.group.size > 1:
             try:
                 self._open()
+                self._is_cut_short = True
                 self._make_alike()
+                self._is_cut_short = False
             except TalwegError:
                 self._go_apart()
                 raise
@@ -419,6 +431,7 @@ class LocalSteps:
             "arguments": self.rule.values(),
             "steps": self.steps,
             "moved": [fragment.moved for fragment in self._fragments],
+            "have_moved": [part.name for part in self._parts.values() if part.has_moved],
             "parameters": {
                 part.name: {"x0": part.x0, "momentum": part.momentum}
                 for part in self._parts.values()
@@ -471,6 +484,7 @@ class LocalSteps:
             self.steps = 0
             for part in self._parts.values():
                 part.x0 = part.momentum = None
+                part.has_moved = False
             for fragment in self._fragments:
                 fragment.moved = False
             return
@@ -478,6 +492,7 @@ class LocalSteps:
         nothing = {"x0": None, "momentum": None}
         for name, part in known.items():
             part.load(**state["parameters"].get(name, nothing))
+            part.has_moved = name in state.get("have_moved", known)  # Older states do not say it.
         self.steps = int(state["steps"])
         for fragment, moved in zip(self._fragments, state["moved"]):
             fragment.moved = bool(moved)

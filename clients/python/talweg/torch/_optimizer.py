@@ -18,8 +18,9 @@ from talweg.compression import Compression
 from talweg.errors import InvalidArgument
 from talweg.torch._averager import GradientAverager
 from talweg.torch._compressed import compressing_of
-from talweg.torch._forward_overlap import ForwardOverlap
+from talweg.torch._forward_overlap import ForwardOverlap, require_alone
 from talweg.torch._state import broadcast_optimizer_state, broadcast_parameters
+from talweg.torch._step_hooks import is_inner_step
 from talweg.torch._uncompiled import keep_out_of_graphs
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -70,9 +71,9 @@ class _DistributedMethods:
         number = len(groups) - 1
         self._talweg.add((f"group.{number}.{i}", p) for i, p in enumerate(groups[-1]["params"]))
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         self._talweg.exchange.activate()
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
         self._talweg.exchange.on_zero_grad()
 
     def left_out_count(self) -> int:
@@ -153,7 +154,7 @@ def _average_loss(optimizer: Any, loss: Any) -> Any:
 def _before_step(
     optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    if optimizer._talweg_skip:
+    if optimizer._talweg_skip or is_inner_step(optimizer):
         return None
     exchange = optimizer._talweg.exchange
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -183,7 +184,8 @@ def _before_step(
 
 
 def _after_step(optimizer: Any, _: Any, __: Any) -> None:
-    optimizer._talweg.exchange.on_step()
+    if not is_inner_step(optimizer):
+        optimizer._talweg.exchange.on_step()
 
 
 class _OverlappedMethods(_DistributedMethods):
@@ -201,14 +203,14 @@ class _OverlappedMethods(_DistributedMethods):
         self._talweg.exchange.on_step()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         exchange = self._talweg.exchange
         if exchange.has_left_open:
             self.synchronize_parameters()
             exchange.begin()
         if not self._talweg_overlap.is_open:
             exchange.discard()
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
 
     def synchronize(self) -> None:
         self.synchronize_parameters()
@@ -294,9 +296,9 @@ def DistributedOptimizer(
     parameters just before the module runs. So the first layer works while the last layer's gradient
     is under way. The weights are the same to the last bit. It needs an optimizer whose update of a
     parameter depends on that parameter alone (SGD, Adam and similar ones, not LBFGS). Before other
-    code reads gradients (clipping, GradScaler), call synchronize(), which waits. Before code other
-    than the model's forward and state_dict() reads weights, call synchronize_parameters(). After
-    step() gradients are gone, as after zero_grad().
+    code reads gradients (clipping, GradScaler), and before a second backward() of a step, call
+    synchronize(), which waits. Before code other than the model's forward and state_dict() reads
+    weights, call synchronize_parameters(). After step() gradients are gone, as after zero_grad().
 
     `patience`, in seconds, from 0.001 to 65, lets steps go on without late ranks
     (docs/collectives.md, "Late ranks"). When half of the nodes have a gradient (in a job of one
@@ -336,6 +338,8 @@ def distribute(
 ) -> OptimizerT:
     """Does the same as DistributedOptimizer(). `make_averager` takes the averager's `waits`."""
     overlaps = overlap_forward is not None
+    if overlaps:
+        require_alone(optimizer)  # Before anything is changed.
     take_back(optimizer)
     if overlaps and "step" in vars(optimizer):
         raise InvalidArgument(

@@ -220,7 +220,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     data = objects.broadcast_bytes(client, payload, root_rank, name)
     if client.rank != root_rank:
         # To host memory first, and not to the root's GPU. The optimizer moves it to its own device.
-        state = torch.load(io.BytesIO(data.data), map_location="cpu", weights_only=True)
+        # Hyperparameters may be any objects, such as NumPy's numbers, and a rank of the job is trusted.
+        state = torch.load(io.BytesIO(data.data), map_location="cpu", weights_only=False)
         optimizer.load_state_dict(state)
     local_steps = vars(optimizer).get("_talweg_local")
     if local_steps is not None:

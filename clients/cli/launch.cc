@@ -17,8 +17,6 @@ namespace {
 // Shells' exit statuses for a program that is not found, and one that does not start.
 constexpr int kExitNotFound = 127;
 constexpr int kExitNotStarted = 126;
-// A signal that comes twice within this time, by way of two processes, is one.
-constexpr int64_t kEchoNs = 1'000'000'000;
 // How long a rank that has died may take to be reaped, beside its agent.
 constexpr int64_t kSuspicionNs = 2'000'000'000;
 // How long a rank whose program has ended may take to end: a framework has much to shut down.
@@ -455,18 +453,13 @@ void Launch::EndIfDone() {
   End(0, report, SIGTERM);
 }
 
-void Launch::OnSignal(int signal_number, pid_t sender) {
-  const int64_t now_ns = NowNs();
+void Launch::OnSignal(int signal_number) {
   if (signalled_) {
-    // Who signals all processes of a run, as systemd does, also signals the guard, which passes it
-    // on.
-    const auto [first_sender, at_ns] = *signalled_;
-    if (sender != first_sender && now_ns - at_ns < kEchoNs) return;
     // A second signal means: do not wait.
     SignalRoles({Role::kRank, Role::kAgent, Role::kAggregator, Role::kScheduler}, SIGKILL);
     return;
   }
-  signalled_.emplace(sender, now_ns);
+  signalled_ = true;
   first_.reset();
   End(128 + signal_number,
       absl::StrCat("ended by signal ", signal_number, " (", strsignal(signal_number), ")"),

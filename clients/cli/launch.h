@@ -58,7 +58,7 @@ class Launch : public SupervisorEvents {
 
   void OnReady(ChildId child, const std::string& line) override;
   void OnExit(ChildId child, const ExitStatus& status) override;
-  void OnSignal(int signal_number, pid_t sender) override;
+  void OnSignal(int signal_number) override;
   void OnTimer() override;
   void OnOutputGone() override;
 
@@ -177,8 +177,7 @@ class Launch : public SupervisorEvents {
   };
   std::map<uint32_t, Suspect> suspects_;  // By node.
   std::vector<Failure> held_;             // Failures of ranks that wait for the first one.
-  // The first signal's sender, and when it came.
-  std::optional<std::pair<pid_t, int64_t>> signalled_;
+  bool signalled_ = false;
   int ending_signal_ = 0;
   LaunchResult result_;
 };

@@ -22,6 +22,8 @@
 namespace talweg::cli {
 namespace {
 
+// A signal that comes twice within this time, by way of two processes, is one.
+constexpr int64_t kEchoNs = 1'000'000'000;
 constexpr size_t kLastLines = 20;
 constexpr size_t kReadBytes = 64 << 10;
 
@@ -236,7 +238,14 @@ void Supervisor::TakeSignals(SupervisorEvents& events) {
     if (info.ssi_signo == SIGCHLD) {
       child_ended = true;
     } else {
-      events.OnSignal(static_cast<int>(info.ssi_signo), static_cast<pid_t>(info.ssi_pid));
+      // Who signals all processes of a run, as systemd does, also signals the guard, which passes
+      // it on.
+      const int64_t now_ns = NowNs();
+      const auto sender = static_cast<pid_t>(info.ssi_pid);
+      const bool is_echo = first_signal_ && first_signal_->sender != sender &&
+                           now_ns - first_signal_->at_ns < kEchoNs;
+      if (!first_signal_) first_signal_ = {sender, now_ns};
+      if (!is_echo) events.OnSignal(static_cast<int>(info.ssi_signo));
     }
   }
   if (child_ended) Reap(events);

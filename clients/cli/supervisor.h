@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -30,8 +31,8 @@ class SupervisorEvents {
   virtual void OnReady(ChildId child, const std::string& line) = 0;
   // A child has ended, and all its output is in the outputs. Its own children may still live.
   virtual void OnExit(ChildId child, const ExitStatus& status) = 0;
-  // `sender` has sent this process SIGINT, SIGTERM, SIGHUP or SIGQUIT.
-  virtual void OnSignal(int signal_number, pid_t sender) = 0;
+  // SIGINT, SIGTERM, SIGHUP or SIGQUIT was sent to this process.
+  virtual void OnSignal(int signal_number) = 0;
   // The time set by SetTimer has come.
   virtual void OnTimer() = 0;
   // Nobody reads this process's output any more.
@@ -119,6 +120,11 @@ class Supervisor {
   std::set<std::string> output_directories_;
   int running_count_ = 0;
   int64_t timer_ns_ = 0;
+  struct FirstSignal {
+    pid_t sender;
+    int64_t at_ns;
+  };
+  std::optional<FirstSignal> first_signal_;
   bool stopped_ = false;
   bool output_gone_ = false;
 };

@@ -448,4 +448,22 @@ void AgentProcess::OnView(const view::View& view) {
   MeetStandbys();
 }
 
+std::string AgentProcess::Unsettled() const {
+  static constexpr const char* kStates[] = {"starting", "declaring", "training",
+                                            "done",     "failed",    "dead"};
+  std::string text =
+      name_ + " (" + pipeline::PhaseName(core().views().phase()) + ", epoch " +
+      std::to_string(core().views().newest() ? core().views().newest()->epoch.value() : 0) + "):";
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    text +=
+        " rank " + std::to_string(rank) + " is " + kStates[static_cast<int>(ranks_[rank].state)];
+    for (const RankTensor& tensor : ranks_[rank].tensors) {
+      text +=
+          " " + std::to_string(tensor.taken.value()) + "/" + std::to_string(tensor.pushed.value());
+    }
+    text += ";";
+  }
+  return text;
+}
+
 }  // namespace talweg::sim

@@ -90,9 +90,9 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
   const std::string& name() const { return name_; }
   // Returns whether every rank has finished its rounds, or was told why it cannot.
   bool Settled() const;
-  // Returns whether some rank waits for more than ranks of this node that are at their own work
-  // between rounds.
-  bool WaitsForSomebody() const;
+  // Returns since when some rank has waited for more than ranks of this node that are at their own
+  // work between rounds; nullopt if none does. 0: since it began, or since it came to a boundary.
+  std::optional<int64_t> WaitsSince() const;
   std::string Unsettled() const;
   bool AllRanksDone() const;
   bool left() const { return left_; }
@@ -122,6 +122,7 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
     bool failed = false;  // The tensor has failed, and the trainer goes on without it.
     pipeline::TensorIndex index;
     Round pushed;
+    int64_t pushed_ns = 0;
     Round taken;
     // The rounds whose contributions the last push had; only if they leave late ranks out.
     std::vector<Round> gives;

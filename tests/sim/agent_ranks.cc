@@ -241,6 +241,7 @@ void AgentProcess::Push(LocalRank local, size_t place) {
   RankTensor& tensor = ranks_[local.value()].tensors[place];
   const Allocated& allocated = allocated_.at(tensor.index);
   tensor.pushed = tensor.pushed.Next();
+  tensor.pushed_ns = timeline_->now_ns();
   if (core().FindTensor(allocated.key)->held.round >= tensor.pushed) {
     trace_->Reached("a push of a round that was aborted before");
   }
@@ -549,7 +550,7 @@ bool AgentProcess::Settled() const {
   });
 }
 
-bool AgentProcess::WaitsForSomebody() const {
+std::optional<int64_t> AgentProcess::WaitsSince() const {
   // A rank of this node is busy with its own work, and still has to push that round.
   const auto is_due_here = [this](size_t tensor, Round round) {
     return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankProcess& rank) {
@@ -558,16 +559,18 @@ bool AgentProcess::WaitsForSomebody() const {
       return its.is_mine && !its.failed && its.pushed == its.taken && its.pushed < round;
     });
   };
-  return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankProcess& rank) {
-    if (rank.state == RankState::kStarting || rank.state == RankState::kDeclaring) return true;
-    if (rank.state != RankState::kTraining) return false;
-    if (rank.at_boundary) return true;
+  std::optional<int64_t> since_ns;
+  for (const RankProcess& rank : ranks_) {
+    if (rank.state == RankState::kStarting || rank.state == RankState::kDeclaring) return 0;
+    if (rank.state != RankState::kTraining) continue;
+    if (rank.at_boundary) return 0;
     for (size_t i = 0; i < rank.tensors.size(); ++i) {
       const RankTensor& tensor = rank.tensors[i];
-      if (tensor.pushed != tensor.taken && !is_due_here(i, tensor.pushed)) return true;
+      if (tensor.pushed == tensor.taken || is_due_here(i, tensor.pushed)) continue;
+      since_ns = std::min(since_ns.value_or(tensor.pushed_ns), tensor.pushed_ns);
     }
-    return false;
-  });
+  }
+  return since_ns;
 }
 
 bool AgentProcess::Lingers() const {
@@ -577,24 +580,6 @@ bool AgentProcess::Lingers() const {
 bool AgentProcess::AllRanksDone() const {
   return std::all_of(ranks_.begin(), ranks_.end(),
                      [](const RankProcess& rank) { return rank.state == RankState::kDone; });
-}
-
-std::string AgentProcess::Unsettled() const {
-  static constexpr const char* kStates[] = {"starting", "declaring", "training",
-                                            "done",     "failed",    "dead"};
-  std::string text =
-      name_ + " (" + pipeline::PhaseName(core().views().phase()) + ", epoch " +
-      std::to_string(core().views().newest() ? core().views().newest()->epoch.value() : 0) + "):";
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    text +=
-        " rank " + std::to_string(rank) + " is " + kStates[static_cast<int>(ranks_[rank].state)];
-    for (const RankTensor& tensor : ranks_[rank].tensors) {
-      text +=
-          " " + std::to_string(tensor.taken.value()) + "/" + std::to_string(tensor.pushed.value());
-    }
-    text += ";";
-  }
-  return text;
 }
 
 }  // namespace talweg::sim

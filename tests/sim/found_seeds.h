@@ -65,6 +65,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     // A rank declares a dead tensor after the other ranks of its node were told so. Its first round
     // waits for them, and they for the rank.
     {Kind::kGathers, 5'360'549'096},
+    // Two nodes go on for a minute, one of them slowly, beside a third one that is dead.
+    {Kind::kGathers, 5'360'985'680},
 };
 
 }  // namespace talweg::sim

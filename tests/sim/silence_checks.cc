@@ -2,6 +2,7 @@
 #include "tests/sim/silence_checks.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 namespace talweg::sim {
@@ -17,11 +18,13 @@ constexpr int64_t kNoticedNs = 5 * kSecond;
 void CheckWaitsForNoneDead(const AgentProcess& agent, const Deaths& deaths,
                            int64_t undecided_since_ns, int64_t unreachable_ns, int64_t now_ns) {
   const view::View* const view = agent.core().views().newest();
-  if (view == nullptr || !agent.WaitsForSomebody() || agent.Failed()) return;
+  const std::optional<int64_t> waits_since_ns = agent.WaitsSince();
+  if (view == nullptr || !waits_since_ns || agent.Failed()) return;
   for (const view::ViewMember& member : view->members) {
     const auto death = deaths.find(member.id);
     if (death == deaths.end()) continue;
-    const int64_t since_ns = std::max(undecided_since_ns, death->second);
+    // Rounds that do not need the dead member may go on for long, and stragglers take seconds each.
+    const int64_t since_ns = std::max({undecided_since_ns, death->second, *waits_since_ns});
     if (now_ns < since_ns + unreachable_ns + kSlackNs) continue;
     throw Violation{agent.Unsettled() + " node " + std::to_string(member.id.node.value()) +
                     " and the scheduler have been dead for " +

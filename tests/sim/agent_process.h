@@ -41,6 +41,9 @@ inline constexpr const char* kFalseReport = "reports that cannot all be true";
 // The text about a round that some members hold, and others can no longer get.
 inline constexpr const char* kLostRound = "what the others were to get is lost";
 
+// The text about a round that needs a rank or a member which has left.
+inline constexpr const char* kHasLeft = " has left ";
+
 // A member has received a message that no real aggregator sends.
 inline constexpr const char* kForged = "words of a confused aggregator";
 

@@ -182,9 +182,11 @@ void AggregatorProcess::NoteSent(ConnectionId connection, const wire::Frame& fra
   if constexpr (std::is_same_v<Entry, wire::Waiting>) CheckAbsence(*job, entry);
   if constexpr (std::is_same_v<Entry, wire::Declared>) CheckWriter(*job, connection, entry);
   if constexpr (std::is_same_v<Entry, wire::Failed>) {
-    // Decide() poisons a tensor when reports are false, and when a round is lost.
+    // Decide() poisons a tensor when reports are false, and when a round is lost. A member does
+    // when its round needs somebody who has left.
     if (entry.code == wire::FailedCode::kAborted && !trace_->HasReached(kFalseReport) &&
-        entry.text.find(kLostRound) == std::string::npos) {
+        entry.text.find(kLostRound) == std::string::npos &&
+        entry.text.find(kHasLeft) == std::string::npos) {
       throw Violation{name_ + ": " + std::string(entry.text)};
     }
     // The fault may come before all members are told.

@@ -67,6 +67,8 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kGathers, 5'360'549'096},
     // Two nodes go on for a minute, one of them slowly, beside a third one that is dead.
     {Kind::kGathers, 5'360'985'680},
+    // A member tells the others that a round needs a member which has left.
+    {Kind::kGroups, 5'361'207'754},
 };
 
 }  // namespace talweg::sim

@@ -385,6 +385,9 @@ Cells AgentProcess::ResultOf(LocalRank rank, size_t place,
 
 // The text must name both sides, and these must differ.
 void AgentProcess::CheckMismatch(const std::string& who, const std::string& text) const {
+  const auto says = [&text](const char* words) { return text.find(words) != std::string::npos; };
+  if (says(" declared ") && says(" declares "))
+    return;  // The tensor has failed, and its round too.
   static constexpr std::string_view kGives = " gives ";
   const size_t first = text.find(kGives);
   const size_t second = first == std::string::npos ? first : text.find(kGives, first + 1);
@@ -420,6 +423,10 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   const bool is_mismatch = complete.status == pipeline::Status::kMismatch;
   if (!aborted && !is_mismatch && complete.status != pipeline::Status::kOk) {
     throw Violation{who + ": a round ended with " + pipeline::StatusName(complete.status)};
+  }
+  // The tensor had been given up here, and then failed for all.
+  if (is_mismatch && complete.text.find(" declares ") != std::string::npos) {
+    return FailRankWith(local, who + ": " + complete.text, is_mismatch);
   }
   if (is_mismatch) CheckMismatch(who, complete.text);
   NoteRound(place, complete);

@@ -69,6 +69,10 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     {Kind::kGathers, 5'360'985'680},
     // A member tells the others that a round needs a member which has left.
     {Kind::kGroups, 5'361'207'754},
+    // A rank pushes a round of a tensor that has failed, and takes the tensor's text for the
+    // round's.
+    {Kind::kLate, 5'361'302'469},
+    {Kind::kPatience, 5'361'309'116},
 };
 
 }  // namespace talweg::sim

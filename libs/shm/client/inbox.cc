@@ -46,13 +46,8 @@ void Inbox::Read() {
     } else if (const auto* welcome = std::get_if<Welcome>(&message.body)) {
       admission_.Take(*welcome);
     } else if (const auto* peer = std::get_if<Peer>(&message.body)) {
-      const Problem wrong = memory_.AdoptPeer(*peer);
-      if (wrong.status == RankStatus::kOk) continue;
-      health_.Lose(wrong.status,
-                   wrong.status == RankStatus::kProtocol
-                       ? "what the agent at '%s' says of another rank's memory makes no sense: %s"
-                       : kCannotTake,
-                   wrong.text);
+      LoseUnlessTaken(memory_.AdoptPeer(*peer),
+                      "what the agent at '%s' says of another rank's memory makes no sense: %s");
     } else if (std::holds_alternative<Goodbye>(message.body)) {
       goodbye_.store(true);
     } else if (std::holds_alternative<Wake>(message.body)) {
@@ -98,11 +93,12 @@ void Inbox::TakeDeclared(const Message& message, const Declared& declared) {
       if (wrong.status == RankStatus::kOk) pending->done.store(true);
     }
   }
+  LoseUnlessTaken(wrong, "the answer of the agent at '%s' to a declaration makes no sense: %s");
+}
+
+void Inbox::LoseUnlessTaken(const Problem& wrong, const char* makes_no_sense) {
   if (wrong.status == RankStatus::kOk) return;
-  health_.Lose(wrong.status,
-               wrong.status == RankStatus::kProtocol
-                   ? "the answer of the agent at '%s' to a declaration makes no sense: %s"
-                   : kCannotTake,
+  health_.Lose(wrong.status, wrong.status == RankStatus::kProtocol ? makes_no_sense : kCannotTake,
                wrong.text);
 }
 

@@ -38,6 +38,9 @@ class Inbox {
 
  private:
   void TakeDeclared(const Message& message, const Declared& declared);
+  // Ends the client if something that the agent gives was not taken. `makes_no_sense`: the text's
+  // format if the agent has broken the protocol.
+  void LoseUnlessTaken(const Problem& wrong, const char* makes_no_sense);
 
   AgentLink& link_;
   ClientHealth& health_;

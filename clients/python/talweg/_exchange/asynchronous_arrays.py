@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 # Numbers that are rounded together (docs/arithmetic.md). So each parameter begins a block.
-_BLOCK = 256
+BLOCK = 256
 
 
 class Arrays:
@@ -24,7 +24,7 @@ class Arrays:
         self._base = self.zeros()  # The parameters as they were after the last merge.
 
     def zeros(self) -> np.ndarray:
-        length = sum(-(-each.size // _BLOCK) * _BLOCK for each in self.values)
+        length = sum(-(-each.size // BLOCK) * BLOCK for each in self.values)
         return np.zeros(length, self._dtype)
 
     def texts(self) -> list[str]:
@@ -68,4 +68,4 @@ class Arrays:
         begin = 0
         for value in self.values:
             yield buffer[begin : begin + value.size]
-            begin += -(-value.size // _BLOCK) * _BLOCK
+            begin += -(-value.size // BLOCK) * BLOCK

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
+from talweg._exchange.asynchronous_arrays import BLOCK
 from talweg.errors import InvalidArgument, Mismatch
 from talweg.torch._checks import TAKEN_OUT_BY, has_memory
 from talweg.torch._local_rule import Rule
-
-# Numbers that are rounded together (docs/arithmetic.md). So each parameter begins a block.
-_BLOCK = 256
 
 
 def require_dense(caller: str, name: str, parameter: torch.Tensor) -> None:
@@ -175,7 +173,7 @@ class Fragment:
 
 def zeros_for(parts: Sequence[Part], device: torch.device | str) -> torch.Tensor:
     """Returns memory in which each part has its place: see slices_of()."""
-    length = sum(-(-part.local.numel() // _BLOCK) * _BLOCK for part in parts)
+    length = sum(-(-part.local.numel() // BLOCK) * BLOCK for part in parts)
     is_double = any(part.dtype is torch.float64 for part in parts)
     dtype = torch.float64 if is_double else torch.float32
     return torch.zeros(length, dtype=dtype, device=device)
@@ -187,7 +185,7 @@ def slices_of(parts: Iterable[Part], buffer: torch.Tensor) -> Iterator[tuple[Par
     for part in parts:
         length = part.local.numel()
         yield part, buffer[begin : begin + length]
-        begin += -(-length // _BLOCK) * _BLOCK
+        begin += -(-length // BLOCK) * BLOCK
 
 
 # ----- What travels as it is, beside the differences -----

@@ -77,6 +77,18 @@ def what_it_is_for() -> None:
     assert not hvd.allreduce(broken, op=hvd.Adasum)[0].isfinite()
 
 
+def far_apart() -> None:
+    """Lengths may differ by more than f32 can hold: a rank's number need not be an f32."""
+    lengths = (1e-30, 1e30)
+    every = [
+        (torch.from_numpy(_of_rank(rank, (40,))) * lengths[rank % 2]).float()
+        for rank in range(hvd.size())
+    ]
+    wanted = torch.from_numpy(adasum([each.double().numpy() for each in every]))
+    found = hvd.allreduce(every[hvd.rank()], op=hvd.Adasum)
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm(), (found, wanted)
+
+
 def forms() -> None:
     shapes: list[tuple[int, ...]] = [(2, 3), (40,), (5000,)]
     own = [torch.from_numpy(_of_rank(hvd.rank(), shape)).float() for shape in shapes]
@@ -240,7 +252,7 @@ def optimizer_rules() -> None:
 def main() -> int:
     torch.set_num_threads(1)
     hvd.init(process_sets="dynamic")
-    cases = (tensors, what_it_is_for, forms, refusals, joined_ranks)
+    cases = (tensors, what_it_is_for, far_apart, forms, refusals, joined_ranks)
     run_cases(*cases, optimizers, optimizer_rules)
     hvd.shutdown()
     return 0

@@ -133,8 +133,10 @@ class _Call:
     def sum(self) -> Steps:
         """Returns the result."""
         tensor = self._tensor
-        for (first, last), number in zip(self._vectors, self._numbers.astype(tensor.dtype)):
-            tensor[first:last] *= number
+        for (first, last), number in zip(self._vectors, self._numbers):
+            own = tensor[first:last]
+            # Where lengths are far apart, a number may be too large for f32. The product is not.
+            np.multiply(own, number, out=own, dtype=np.float64, casting="same_kind")
         yield from self._summed(tensor)
         return tensor
 

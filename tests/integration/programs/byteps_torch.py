@@ -18,6 +18,7 @@ from talweg._compat import timeline
 from talweg.byteps.misc import imagenet18
 from talweg.byteps.torch import cross_barrier
 from talweg.byteps.torch.parallel import DistributedDataParallel
+from talweg.horovod.torch import SyncBatchNorm
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -95,6 +96,15 @@ def calls_of_unreleased_branches() -> None:
             assert not hasattr(module, name)
             expect(AttributeError, f"use {remedy}", getattr, module, name)
         expect(AttributeError, "has no attribute 'nothing'", getattr, module, "nothing")
+
+
+def batch_norm_in_its_place() -> None:
+    """The layer that is named in place of SyncBatchNorm needs no other init()."""
+    batches = torch.arange(4.0 * bps.size()).reshape(bps.size(), 2, 2).square()
+    plain, layer = nn.BatchNorm1d(2), SyncBatchNorm(2)
+    normalized = plain(batches.reshape(-1, 2)).reshape(batches.shape)
+    assert torch.allclose(layer(batches[bps.rank()]), normalized[bps.rank()], atol=1e-6)
+    assert torch.allclose(layer.running_var, plain.running_var)
 
 
 def averages_and_sums() -> None:
@@ -388,6 +398,7 @@ CASES = [
     signatures,
     modules_in_its_place,
     calls_of_unreleased_branches,
+    batch_norm_in_its_place,
     averages_and_sums,
     positions,
     numbers_in_a_loaders_worker,

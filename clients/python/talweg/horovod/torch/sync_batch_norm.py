@@ -12,6 +12,7 @@ import talweg.torch as tw
 from talweg._compat.names import names
 from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics
+from talweg.horovod.common.process_sets import global_process_set
 
 __all__ = ["SyncBatchNorm"]
 
@@ -41,7 +42,8 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> Any:
         self._check_input_dim(input)
         uses_tracked = not self.training and self.track_running_stats
-        if uses_tracked or basics.size() == 1:
+        # A program that has called byteps.torch.init() may use the layer as well.
+        if uses_tracked or global_process_set.size() == 1:
             return super().forward(input)
         return basics.internal(lambda: self._synchronized(input))
 

@@ -32,8 +32,13 @@ _COMPILE_FLAGS = [
     "-w",
 ]
 
-# Kernels over vector types (kernels_*.cc) take clang two minutes of CPU with -O1 and the sanitizers.
-_KERNEL_FLAGS = ["-O0"]
+# Kernels over vector types take clang two minutes of CPU with -O1 and the sanitizers. Tables of options
+# and generated messages take 20 s each.
+_SLOW_FLAGS = ["-O0"]
+
+def _is_slow(src):
+    return (src.basename.startswith("kernels_") or src.basename.endswith(".pb.cc") or
+            src.basename == "options.cc")
 
 _LINK_FLAGS = ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
 
@@ -48,8 +53,8 @@ def _compile(actions, bin_dir, directory, srcs, headers, defines, copts):
         output = actions.declare_file("%s/%s.o" % (directory, src.basename))
         args = actions.args()
         args.add_all(_COMPILE_FLAGS)
-        if src.basename.startswith("kernels_"):
-            args.add_all(_KERNEL_FLAGS)
+        if _is_slow(src):
+            args.add_all(_SLOW_FLAGS)
         args.add_all([flag for flag in copts if flag.startswith("-m") or flag.startswith("-f")])
         args.add_all(defines, format_each = "-D%s")
         args.add_all(["-iquote", ".", "-iquote", bin_dir])

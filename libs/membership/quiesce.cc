@@ -50,13 +50,11 @@ bool AdvanceQuiesce(LiveJob& job, const AggregatorPool& pool, Numbers& numbers, 
     return false;
   }
   if (!job.quiesce->waits_for.empty()) return false;
-  if (job.quiesce->step == 0) {
-    // A member that names no step stops where it is, as older members do.
-    const uint64_t latest = std::max<uint64_t>(job.quiesce->latest_step, 1);
-    ProposeQuiesce(job, latest, numbers, turn);
-    return false;
-  }
-  return true;
+  // A member that names no step stops where it is, as older members do.
+  const uint64_t latest = std::max<uint64_t>(job.quiesce->latest_step, 1);
+  if (latest <= job.quiesce->step) return true;
+  ProposeQuiesce(job, latest, numbers, turn);
+  return false;
 }
 
 void OnQuiesceAnswer(LiveJob& job, const view::MemberIdentity& member, QuiesceId quiesce,

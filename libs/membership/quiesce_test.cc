@@ -53,8 +53,18 @@ TEST_CASE("Quiesce: members are asked for their step, then to stop after the lat
   f.Answer(0, second, 6);
   f.Answer(0, second, 6);
   CHECK_FALSE(f.Advance());
-  f.Answer(1, second, 6);
-  CHECK(f.Advance());
+  SECTION("All have ended that step") {
+    f.Answer(1, second, 6);
+    CHECK(f.Advance());
+  }
+  SECTION("A member knows rounds of a later step") {
+    f.Answer(1, second, 7);
+    CHECK_FALSE(f.Advance());
+    CHECK(f.job.quiesce->id != second);
+    CHECK(ToldMembers<Quiesce>(*f.turn)[0].second.step == 7);
+    for (const uint32_t node : {0, 1}) f.Answer(node, f.job.quiesce->id, 7);
+    CHECK(f.Advance());
+  }
 }
 
 TEST_CASE("Quiesce: members that know no steps stop where they are", "[membership]") {

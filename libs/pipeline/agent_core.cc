@@ -59,6 +59,7 @@ void AgentCore::OnView(const view::View& view, int64_t now_ns, Effects& out) {
   }
   views_.Enter(view);
   quiesce_.LetGo(out);  // A new view ends the quiesce that was asked for before it.
+  pushes_.ForgetHurries();
   waits_.OnView(view);
   waits_.OnPhase(now_ns);
   queue_.Clear();

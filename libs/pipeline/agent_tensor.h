@@ -237,6 +237,11 @@ struct AgentTensor {
   std::vector<LocalRank> MissingRanks() const;
   // Whether `rank`, by its last push, is a round behind.
   bool Owes(LocalRank rank) const { return rank.value() < owes.size() && owes[rank.value()]; }
+  // Whether a round that `rank` has not pushed is over, or goes on, without it.
+  bool HasGoneOnWithout(LocalRank rank) const {
+    return Owes(rank) ||
+           (rank.value() < left_out.size() && left_out[rank.value()] && !pushed[rank.value()]);
+  }
   // Whether a push of `round` by `rank` is of a round that went on without the rank and is over.
   bool IsOwed(Round round, LocalRank rank) const { return round <= held.round && Owes(rank); }
   // Whether the open round may go on without the ranks that have not pushed it. A rank that has

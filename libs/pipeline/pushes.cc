@@ -185,6 +185,12 @@ void Pushes::OnHurry(AgentTensor& tensor, Round round, int64_t since_ns) {
   timer_->Ask(tensor.hurry_ns);
 }
 
+void Pushes::ForgetHurries() {
+  hurried_early_.clear();
+  for (const TensorIndex index : hurried_) tensors_->At(index).hurry_ns = 0;
+  hurried_.clear();
+}
+
 void Pushes::Flush() {
   const std::map<TensorIndex, Hurry> early = std::exchange(hurried_early_, {});
   for (const auto& [index, hurry] : early) {

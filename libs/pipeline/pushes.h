@@ -42,6 +42,9 @@ class Pushes {
   // node. If this node is missing, the round goes on without its late ranks when the tensor's
   // patience is over.
   void OnHurry(AgentTensor& tensor, Round round, int64_t since_ns);
+  // A new view: the owners' words were about members that may be gone. The owners of the new view
+  // say theirs anew.
+  void ForgetHurries();
   // Call it after each batch of events.
   void Flush();
   // A rank has left: fails the rounds that wait for it.

@@ -43,9 +43,24 @@ bool StepQuiesce::AllHaveEnded(uint64_t step) const {
   return true;
 }
 
+bool StepQuiesce::LaterStepHasBegun() const {
+  for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
+    if (tensor->failed_status != Status::kOk || tensor->spec.collective.side) continue;
+    for (uint32_t i = 0; i < ranks_->count(); ++i) {
+      if (!ranks_->HasLeft(LocalRank{i}) && tensor->HasGoneOnWithout(LocalRank{i})) return true;
+    }
+  }
+  return false;
+}
+
 void StepQuiesce::TryAnswer(Effects& out) {
   if (!asked_ || asked_->is_answered || asked_->step == 0) return;
   if (views_->phase() != Phase::kActive || !AllHaveEnded(asked_->step)) return;
+  if (LaterStepHasBegun()) {
+    asked_->is_answered = true;
+    out.push_back(Quiesced{asked_->id, asked_->step + 1});
+    return;
+  }
   // Other nodes' ranks may still be on their way to the end of the step.
   for (const std::unique_ptr<AgentTensor>& tensor : tensors_->all()) {
     // A member that enters has no part in existing side tensors, so their rounds may stay open.

@@ -31,7 +31,8 @@ class StepQuiesce {
   void OnRanksStop(const std::vector<uint64_t>& ended, Effects& out);
   // The rank waits, and has ended `steps` steps since it joined.
   void OnRankAtBoundary(LocalRank rank, uint64_t steps, Effects& out);
-  // Sends Quiesced if all ranks here have ended the step and no round is open.
+  // Sends Quiesced if all ranks here have ended the step and no round is open. If a round of a
+  // later step has begun, asks for that step's end instead.
   void TryAnswer(Effects& out);
 
   void OnResume(uint64_t id, Effects& out);
@@ -53,6 +54,9 @@ class StepQuiesce {
   };
 
   bool AllHaveEnded(uint64_t step) const;
+  // Whether a round has gone on without ranks here that wait. They have made all pushes of their
+  // step, so the round is of a later one. The ranks that began that step may be gone.
+  bool LaterStepHasBegun() const;
 
   const ViewState* const views_;
   const LocalRanks* const ranks_;

@@ -68,6 +68,34 @@ TEST_CASE("StepQuiesce: it waits for open rounds, except for those of side tenso
   CHECK(q.answers().size() == 1);
 }
 
+TEST_CASE("StepQuiesce: it asks for the next step if a round has gone on without a rank",
+          "[pipeline]") {
+  Quiescing q;
+  AgentTensor& tensor = q.tensors.Add({Spec("w", 8)}, LocalRank{0});
+  uint64_t step = 106;
+  SECTION("The round is over, and the rank owes it") { tensor.owes = {false, true}; }
+  SECTION("The round is open, and the rank is left out") {
+    tensor.left_out = {false, true};
+    tensor.pushed = {true, false};
+    tensor.pushed_count = 1;
+  }
+  SECTION("The rank has left, so it pushes nothing any more") {
+    tensor.owes = {false, true};
+    q.ranks.Leave(LocalRank{1});
+    step = 105;
+  }
+  SECTION("The tensor has failed, so nobody pushes it any more") {
+    tensor.owes = {false, true};
+    tensor.failed_status = Status::kAborted;
+    step = 105;
+  }
+  q.quiesce.Ask(7, 105, q.out);
+  q.AtBoundary(0, 5);
+  q.AtBoundary(1, 5);
+  REQUIRE(q.answers().size() == 1);
+  CHECK(q.answers().front().step == step);
+}
+
 TEST_CASE("StepQuiesce: step 0 asks for the latest step that a rank is in", "[pipeline]") {
   Quiescing q;
   q.quiesce.Ask(7, 0, q.out);

@@ -78,7 +78,8 @@ void Waits::CheckUnreachable(int64_t now_ns, Effects& out) {
 // The scheduler could decide to go on without the member. A connected member is alive: it is waited
 // for.
 bool Waits::CheckAbsent(AggregatorIndex from, const wire::Waiting& entry, const std::string& what,
-                        Effects& out) {
+                        int64_t now_ns, Effects& out) {
+  silence_.Count(now_ns);  // It may be able to decide since the last tick.
   if (!silence_.CannotDecide()) return false;
   const size_t count = std::min(entry.missing_nodes.size(), entry.absent_ns.size());
   for (size_t i = 0; i < count; ++i) {
@@ -127,7 +128,7 @@ void Waits::OnTensorWaiting(AgentTensor& tensor, AggregatorIndex from, const wir
   if (!left.empty()) return failures_->FailForLeft(tensor, left, out);
   if (NamesThisNode(entry)) return;
   const bool is_awaited = is_open && !tensor.WaitsForPushes() && views_->phase() != Phase::kFencing;
-  if (is_awaited && CheckAbsent(from, entry, round, out)) return;
+  if (is_awaited && CheckAbsent(from, entry, round, now_ns, out)) return;
   if (!IsNews(entry, now_ns, tensor.named)) return;
   out.push_back(LogWaiting{.what = LogWaiting::For::kNodes,
                            .tensor = tensor.index,
@@ -156,7 +157,7 @@ void Waits::OnEpochWaiting(AggregatorIndex from, const wire::Waiting& entry, int
     }
   } else if (const std::string left = LeftText(entry, "the job's beginning"); !left.empty()) {
     return failures_->ReportAndFail(left, out);
-  } else if (WaitFor(from) && CheckAbsent(from, entry, epoch, out)) {
+  } else if (WaitFor(from) && CheckAbsent(from, entry, epoch, now_ns, out)) {
     return;
   }
   if (!IsNews(entry, now_ns, epoch_named_)) return;

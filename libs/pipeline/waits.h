@@ -78,7 +78,7 @@ class Waits {
   void CheckUnreachable(int64_t now_ns, Effects& out);
   // Fails the job if `what` needs a member that has been away for too long. Returns whether it did.
   bool CheckAbsent(AggregatorIndex from, const wire::Waiting& entry, const std::string& what,
-                   Effects& out);
+                   int64_t now_ns, Effects& out);
   // Names a missing member that has left, if there is one: `what` needs it.
   std::string LeftText(const wire::Waiting& entry, const std::string& what) const;
   // Whether something here cannot end without an answer of `owner`.

@@ -209,6 +209,20 @@ TEST_CASE("Waits: a scheduler that comes and goes is named so", "[pipeline]") {
   CHECK_THAT(w.failure(), Contains("and the scheduler comes and goes, and does not say"));
 }
 
+TEST_CASE("Waits: a member is waited for once the scheduler can decide, also before the next tick",
+          "[pipeline]") {
+  Waiting w;
+  AgentTensor& tensor = w.Pushed();
+  w.SilenceFor(3);
+  w.waits.scheduler().OnAnswers(kLeaseNs, w.now_ns);
+  w.Pass(1);
+  w.SilenceFor(1);
+  w.waits.scheduler().OnAnswers(kLeaseNs, w.now_ns);
+  w.now_ns += 2 * kLeaseNs;
+  w.Say(tensor, Waiting::Absent(1, 5 * kSecond));
+  CHECK_FALSE(w.views.has_failed());
+}
+
 TEST_CASE("Waits: only what needs the scheduler ends with its silence", "[pipeline]") {
   Waiting w;
   std::string needed;

@@ -302,7 +302,9 @@ void AgentProcess::OnTensorFailed(const pipeline::FailTensor& failed) {
   const TensorKey key = allocated_.at(failed.tensor).key;
   if (says(kLostRound))
     trace_->Reached("a round is lost, as some members hold what others were to get");
-  if (failed.status == pipeline::Status::kAborted && !trace_->HasReached(kFalseReport)) {
+  // A tensor fails by false reports although nobody is gone.
+  const bool is_dead = !trace_->HasReached(kFalseReport) || says(kIsGone);
+  if (failed.status == pipeline::Status::kAborted && is_dead) {
     for (size_t place = 0; place < plans_.size(); ++place) {
       if (plans_[place]->name() != allocated_.at(failed.tensor).spec.name) continue;
       ledger_->OnDead(key, {.last = core().FindTensor(key)->open_round(),

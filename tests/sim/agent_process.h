@@ -44,6 +44,13 @@ inline constexpr const char* kLostRound = "what the others were to get is lost";
 // The text about a round that needs a rank or a member which has left.
 inline constexpr const char* kHasLeft = " has left ";
 
+// The texts about a tensor that fails because of a report that is false.
+inline constexpr const char* kCannotBeTrue = " cannot be true: ";
+inline constexpr const char* kContradict = "reports contradict each other: ";
+
+// The text about a tensor that needs a rank or a member which is not in the view.
+inline constexpr const char* kIsGone = " is gone; ";
+
 // A member has received a message that no real aggregator sends.
 inline constexpr const char* kForged = "words of a confused aggregator";
 

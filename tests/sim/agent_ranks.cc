@@ -428,6 +428,10 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   if (is_mismatch && complete.text.find(" declares ") != std::string::npos) {
     return FailRankWith(local, who + ": " + complete.text, is_mismatch);
   }
+  // The tensor failed by a false report while this rank's declaration was answered.
+  const bool was_false = complete.text.find(kCannotBeTrue) != std::string::npos ||
+                         complete.text.find(kContradict) != std::string::npos;
+  if (aborted && was_false) return FailRankWith(local, who + ": " + complete.text);
   if (is_mismatch) CheckMismatch(who, complete.text);
   NoteRound(place, complete);
   ledger_->OnOutcome(who,
@@ -437,6 +441,7 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
                       .end = aborted       ? Ledger::End::kAborted
                              : is_mismatch ? Ledger::End::kMismatch
                                            : Ledger::End::kDone,
+                      .text = complete.text,
                       .sum_epoch = complete.sum_epoch,
                       .ranks_summed = complete.ranks_summed,
                       .lengths = complete.lengths,

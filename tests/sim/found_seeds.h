@@ -73,6 +73,12 @@ inline constexpr FoundSeed kFoundSeeds[] = {
     // round's.
     {Kind::kLate, 5'361'302'469},
     {Kind::kPatience, 5'361'309'116},
+    // A tensor fails by a false report while the answer to a rank's declaration is under way.
+    {Kind::kLate, 5'361'314'442},
+    // A round that lost ranks had begun in a later step is over where a joiner enters.
+    {Kind::kPatience, 5'361'304'692},
+    // The scheduler has answered for two leases, and no tick has come since.
+    {Kind::kSilent, 5'361'418'444},
 };
 
 }  // namespace talweg::sim

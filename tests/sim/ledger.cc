@@ -186,7 +186,7 @@ void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const
   // A rank may push a tensor of which nobody here has heard yet that it is dead.
   const bool is_dead = deaths_.contains({outcome.tensor, outcome.needed});
   if (!is_dead && !contributed_.contains({outcome.tensor, outcome.round})) {
-    throw Violation{what + "was aborted, but no rank had begun it"};
+    throw Violation{what + "was aborted, but no rank had begun it: " + outcome.text};
   }
   if (outcome.plan->Odd(outcome.round)) return;
   const auto is_gone = [&](const view::MemberIdentity& id) { return !InView(outcome.epoch, id); };
@@ -195,7 +195,7 @@ void Ledger::CheckAborted(const std::string& what, const Outcome& outcome) const
       std::any_of(outcome.needed.begin(), outcome.needed.end(), is_gone)) {
     return;
   }
-  throw Violation{what + "was aborted, but every member that it needs is here"};
+  throw Violation{what + "was aborted, but every member that it needs is here: " + outcome.text};
 }
 
 void Ledger::OnCombined(const std::string& who, TensorKey tensor, Round round,

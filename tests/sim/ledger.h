@@ -77,6 +77,7 @@ class Ledger {
     const RoundPlan* plan = nullptr;  // Lives as long as the ledger.
     Round round;
     End end = End::kDone;
+    std::string text;  // Why it has no result, or "".
     Epoch sum_epoch;
     uint32_t ranks_summed = 0;
     std::vector<uint64_t> lengths;  // By part.

@@ -102,6 +102,31 @@ def local_and_global_gradients() -> None:
     assert local == [] and len(combined) == len(sources)
 
 
+def different_numbers_of_local_sources() -> None:
+    """Some layers may be at one rank alone, and their variables may come before the others."""
+    rank, size = hvd.rank(), hvd.size()
+    mean = (size + 1) / 2
+    own = [tf.Variable(1.0) for _ in range(rank + 1)]
+    shared, rows = tf.Variable(1.0), tf.Variable([1.0, 1.0])
+    sources = [*own, shared, rows]
+
+    def combined() -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n(own) + shared + tf.reduce_sum(tf.gather(rows, [0]))
+            loss *= float(rank + 1)
+        spread = hvd.DistributedGradientTape(tape)
+        for each in own:
+            spread.register_local_source(each)
+        found: list[Any] = spread.gradient(loss, sources, use_generic_names=True)
+        return found
+
+    for call in (combined, tf.function(combined)):
+        *local, dense, sliced = call()
+        assert np.allclose(local, (rank + 1) / size), local
+        assert np.allclose(dense, mean), dense
+        assert np.allclose(tf.convert_to_tensor(sliced), [mean, 0.0]), sliced
+
+
 def averages_of_integer_slices() -> None:
     """Averages are quotients as TensorFlow's. Rows of one index add up to the average."""
     rank, size = hvd.rank(), hvd.size()
@@ -236,6 +261,7 @@ def main() -> int:
         gradients_of_a_group,
         gradients_of_one_tensor,
         local_and_global_gradients,
+        different_numbers_of_local_sources,
         averages_of_integer_slices,
         lives_after_a_graph,
         own_callbacks,

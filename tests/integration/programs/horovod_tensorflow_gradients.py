@@ -127,6 +127,26 @@ def different_numbers_of_local_sources() -> None:
         assert np.allclose(tf.convert_to_tensor(sliced), [mean, 0.0]), sliced
 
 
+def names_without_their_scopes() -> None:
+    """Ranks may make an operation in different name scopes, and leave these out of its name."""
+    rank, size = hvd.rank(), hvd.size()
+    own = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([1, 2]))
+
+    @tf.function
+    def both() -> tuple[Any, ...]:
+        with tf.name_scope(f"rank{rank}"):
+            ones = [tf.ones([2]), tf.ones([2])]
+            sums = hvd.grouped_allreduce(ones, op=hvd.Sum, name="a", ignore_name_scope=True)
+            rows = hvd.grouped_allgather(ones, name="b", ignore_name_scope=True)
+            mixed = [ones[0], own]
+            mixed = hvd.grouped_allreduce(mixed, op=hvd.Sum, name="c", ignore_name_scope=True)
+            return (*sums, *rows, mixed[0], tf.convert_to_tensor(mixed[1]))
+
+    *sums, first, second, dense, sliced = both()
+    assert np.allclose([*sums, dense, sliced[0]], size), (sums, dense, sliced)
+    assert len(first) == len(second) == 2 * size
+
+
 def averages_of_integer_slices() -> None:
     """Averages are quotients as TensorFlow's. Rows of one index add up to the average."""
     rank, size = hvd.rank(), hvd.size()
@@ -262,6 +282,7 @@ def main() -> int:
         gradients_of_one_tensor,
         local_and_global_gradients,
         different_numbers_of_local_sources,
+        names_without_their_scopes,
         averages_of_integer_slices,
         lives_after_a_graph,
         own_callbacks,

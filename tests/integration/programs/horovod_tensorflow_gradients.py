@@ -77,6 +77,24 @@ def gradients_of_one_tensor() -> None:
                 assert np.allclose(thrice, 3.0 * times), (kind, thrice)
 
 
+def gradients_of_unknown_shapes() -> None:
+    """A function may not know how many dimensions its tensors have."""
+    for kind, call, times in _operations():
+
+        @tf.function(input_signature=[[tf.TensorSpec(None)] * _COUNT])
+        def gradients(
+            inputs: list[tf.Tensor], call: Callable[[list[Any]], list[Any]] = call
+        ) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                total = tf.add_n([tf.reduce_sum(each) for each in call(inputs)])
+            return tape.gradient(total, inputs)
+
+        for found in gradients(_inputs()):
+            assert found.shape == _inputs()[0].shape, (kind, found)
+            assert np.allclose(found, times), (kind, found)
+
+
 def local_and_global_gradients() -> None:
     """Pairs of a source and its gradient come in the sources' order."""
     rank, size = hvd.rank(), hvd.size()
@@ -280,6 +298,7 @@ def main() -> int:
     run_cases(
         gradients_of_a_group,
         gradients_of_one_tensor,
+        gradients_of_unknown_shapes,
         local_and_global_gradients,
         different_numbers_of_local_sources,
         names_without_their_scopes,

@@ -77,6 +77,24 @@ def gradients_of_one_tensor() -> None:
                 assert np.allclose(thrice, 3.0 * times), (kind, thrice)
 
 
+def gradients_of_unknown_shapes() -> None:
+    """A function may not know how many dimensions its tensors have."""
+    for kind, call, times in _operations():
+
+        @tf.function(input_signature=[[tf.TensorSpec(None)] * _COUNT])
+        def gradients(
+            inputs: list[tf.Tensor], call: Callable[[list[Any]], list[Any]] = call
+        ) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                total = tf.add_n([tf.reduce_sum(each) for each in call(inputs)])
+            return tape.gradient(total, inputs)
+
+        for found in gradients(_inputs()):
+            assert found.shape == _inputs()[0].shape, (kind, found)
+            assert np.allclose(found, times), (kind, found)
+
+
 def local_and_global_gradients() -> None:
     """Pairs of a source and its gradient come in the sources' order."""
     rank, size = hvd.rank(), hvd.size()
@@ -100,6 +118,51 @@ def local_and_global_gradients() -> None:
         loss, sources
     )
     assert local == [] and len(combined) == len(sources)
+
+
+def different_numbers_of_local_sources() -> None:
+    """Some layers may be at one rank alone, and their variables may come before the others."""
+    rank, size = hvd.rank(), hvd.size()
+    mean = (size + 1) / 2
+    own = [tf.Variable(1.0) for _ in range(rank + 1)]
+    shared, rows = tf.Variable(1.0), tf.Variable([1.0, 1.0])
+    sources = [*own, shared, rows]
+
+    def combined() -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n(own) + shared + tf.reduce_sum(tf.gather(rows, [0]))
+            loss *= float(rank + 1)
+        spread = hvd.DistributedGradientTape(tape)
+        for each in own:
+            spread.register_local_source(each)
+        found: list[Any] = spread.gradient(loss, sources, use_generic_names=True)
+        return found
+
+    for call in (combined, tf.function(combined)):
+        *local, dense, sliced = call()
+        assert np.allclose(local, (rank + 1) / size), local
+        assert np.allclose(dense, mean), dense
+        assert np.allclose(tf.convert_to_tensor(sliced), [mean, 0.0]), sliced
+
+
+def names_without_their_scopes() -> None:
+    """Ranks may make an operation in different name scopes, and leave these out of its name."""
+    rank, size = hvd.rank(), hvd.size()
+    own = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([1, 2]))
+
+    @tf.function
+    def both() -> tuple[Any, ...]:
+        with tf.name_scope(f"rank{rank}"):
+            ones = [tf.ones([2]), tf.ones([2])]
+            sums = hvd.grouped_allreduce(ones, op=hvd.Sum, name="a", ignore_name_scope=True)
+            rows = hvd.grouped_allgather(ones, name="b", ignore_name_scope=True)
+            mixed = [ones[0], own]
+            mixed = hvd.grouped_allreduce(mixed, op=hvd.Sum, name="c", ignore_name_scope=True)
+            return (*sums, *rows, mixed[0], tf.convert_to_tensor(mixed[1]))
+
+    *sums, first, second, dense, sliced = both()
+    assert np.allclose([*sums, dense, sliced[0]], size), (sums, dense, sliced)
+    assert len(first) == len(second) == 2 * size
 
 
 def averages_of_integer_slices() -> None:
@@ -235,7 +298,10 @@ def main() -> int:
     run_cases(
         gradients_of_a_group,
         gradients_of_one_tensor,
+        gradients_of_unknown_shapes,
         local_and_global_gradients,
+        different_numbers_of_local_sources,
+        names_without_their_scopes,
         averages_of_integer_slices,
         lives_after_a_graph,
         own_callbacks,

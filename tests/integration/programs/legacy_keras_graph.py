@@ -132,6 +132,8 @@ def passes_add_up(module: Any) -> None:
     model.fit(inputs, np.full([passes, 1], 100.0), batch_size=1, verbose=0)
     # Two steps, each by the mean of the ranks' inputs.
     np.testing.assert_array_equal(model.get_weights(), [[[module.size() + 1.0]]])
+    # Each pass counts, as where TensorFlow executes eagerly.
+    assert keras.backend.get_value(optimizer.iterations) == passes
 
 
 for each in (*HOROVOD, *BYTEPS):

@@ -163,7 +163,8 @@ def combine(
     """Returns the ranks' gradients combined. Those that are None stay None; all ranks must agree.
 
     Each gradient leaves as soon as it is computed. The first ones have the highest priority,
-    because the next forward pass needs them first.
+    because the next forward pass needs them first. Ranks find each other's gradients by their
+    numbers, in which local variables do not count: ranks may have different numbers of these.
     """
     client = _client.current()
     if not choices.takes_part():
@@ -172,28 +173,31 @@ def combine(
     Group(client, choices.process_set, "push_pull")
     base = _ops.unique_name("", None, base) or base
     results = list(gradients)
-    dense: list[int] = []
-    sliced: dict[int, Slices] = {}
+    dense: list[tuple[int, int]] = []  # The index of each gradient, and its number.
+    sliced: list[tuple[int, int, Slices]] = []
+    number = -1
     for index, gradient in enumerate(gradients):
+        if variables is not None and key_of(variables[index]) in choices.local:
+            if choices.scale_local and gradient is not None:
+                results[index] = _divided(gradient, choices.process_set)
+            continue
+        number += 1
         if gradient is None:
             continue
-        if variables is not None and key_of(variables[index]) in choices.local:
-            if choices.scale_local:
-                results[index] = _divided(gradient, choices.process_set)
-        elif isinstance(gradient, tf.IndexedSlices) and not choices.sparse_as_dense:
-            sliced[index] = Slices(gradient, f"{base}.{index}", choices)
+        if isinstance(gradient, tf.IndexedSlices) and not choices.sparse_as_dense:
+            sliced.append((index, number, Slices(gradient, f"{base}.{number}", choices)))
         else:
-            dense.append(index)
-    pushed = [choices.compression.compress(tf.convert_to_tensor(gradients[i])) for i in dense]
+            dense.append((index, number))
+    pushed = [choices.compression.compress(tf.convert_to_tensor(gradients[i])) for i, _ in dense]
     rounds = [
-        (tensor, f"{base}.{index}", choices.reduction(-index))
-        for index, (tensor, _) in zip(dense, pushed)
+        (tensor, f"{base}.{number}", choices.reduction(-number))
+        for (_, number), (tensor, _) in zip(dense, pushed)
     ]
-    for index, slices in sliced.items():
+    for index, number, slices in sliced:
         variable = None if variables is None else variables[index]
-        results[index] = slices.sum(variable, -index)
+        results[index] = slices.sum(variable, -number)
     combined = _reduce(rounds)
-    for index, result, (_, context) in zip(dense, combined, pushed):
+    for (index, _), result, (_, context) in zip(dense, combined, pushed):
         results[index] = choices.compression.decompress(result, context)
     return results
 

@@ -494,10 +494,11 @@ def exchange_tensor(
         def gradient(upstream: tf.Tensor, _: Any) -> Any:
             [wanted_back] = _gradient_names([name])
             back, _ = _exchange(upstream, counts, wanted_back, process_set, False)
-            missing = tf.shape(rows)[0] - tf.shape(back)[0]
             if not drops_surplus:
                 return back
-            return tf.pad(back, [[0, missing], *[[0, 0]] * (len(rows.shape) - 1)])
+            missing = tf.shape(rows)[:1] - tf.shape(back)[:1]
+            surplus = tf.zeros(tf.concat([missing, tf.shape(back)[1:]], 0), back.dtype)
+            return tf.concat([back, surplus], 0)
 
         return (received, counts), gradient
 

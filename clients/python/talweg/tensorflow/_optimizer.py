@@ -158,9 +158,13 @@ class Steps:
 
 
 def _after(done: Any, value: bool) -> tf.Tensor:
-    """Returns the value after `done`. A graph of tf.compat.v1 drops what nothing depends on."""
-    operations = [done] if isinstance(done, (tf.Tensor, tf.Operation)) else []
-    with tf.control_dependencies(operations):
+    """Returns the value after `done`. A graph of tf.compat.v1 drops what nothing depends on.
+
+    There an assignment returns a variable, and `op` is the operation that assigns.
+    """
+    known = (tf.Tensor, tf.Operation)
+    operation = done if isinstance(done, known) else getattr(done, "op", None)
+    with tf.control_dependencies([operation] if isinstance(operation, known) else []):
         return tf.identity(tf.constant(value))
 
 

@@ -17,8 +17,18 @@ class _Methods:
 
     _talweg_choices: Choices
 
-    def gradient(self, target: Any, sources: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Returns the gradients that tf.GradientTape computes, combined over the ranks."""
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        *arguments: Any,
+        use_generic_names: bool = False,
+        **keywords: Any,
+    ) -> Any:
+        """Returns the gradients that tf.GradientTape computes, combined over the ranks.
+
+        `use_generic_names` has no effect: ranks find each other's gradients by numbers, always.
+        """
         own = super().gradient(target, sources, *arguments, **keywords)  # type: ignore[misc]
         return self._talweg_combined(own, sources)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Op
-from talweg.tensorflow import _gradients, _ops
+from talweg.tensorflow import _gradients
 from talweg.tensorflow._compression import NoneCompressor
 
 
@@ -20,8 +20,8 @@ def reduce_slices(
 ) -> tf.IndexedSlices:
     """Returns all ranks' rows. For an average they are divided by the number of ranks.
 
-    Optimizers and tapes sum them instead (talweg.tensorflow._gradients).
+    In a graph `name` is unique. Optimizers and tapes sum the rows instead
+    (talweg.tensorflow._gradients).
     """
     choices = _gradients.Choices(op, compression, process_set=process_set)
-    base = _ops.unique_name("reduce_slices", slices.values, name)
-    return _gradients.Slices(slices, base, choices).gather()
+    return _gradients.Slices(slices, name, choices).gather()

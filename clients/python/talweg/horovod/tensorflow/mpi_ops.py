@@ -130,10 +130,12 @@ def allreduce(
         return compression.decompress(reduced, context)
 
 
-def _grouped(kind: str, tensors: Sequence[Any], name: str | None) -> list[str | None]:
+def _grouped(
+    kind: str, tensors: Sequence[Any], name: str | None, ignores_scope: bool = False
+) -> list[str | None]:
     if not tensors:
         return []
-    base = _name(kind, tensors[0], name)
+    base = _name(kind, tensors[0], name, ignores_scope)
     count = len(tensors)
     if base is None:
         return [None] * count
@@ -175,7 +177,7 @@ def grouped_allreduce(
             )
             for i, each in enumerate(tensors)
         ]
-    names = _grouped("grouped_allreduce", tensors, name)
+    names = _grouped("grouped_allreduce", tensors, name, ignore_name_scope)
     how = _reduction(
         op, average, prescale_factor, postscale_factor, process_set, "grouped_allreduce"
     )
@@ -212,7 +214,7 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """Returns allgather() of each tensor; differentiable."""
     tensors = list(tensors)
-    names = _grouped("grouped_allgather", tensors, name)
+    names = _grouped("grouped_allgather", tensors, name, ignore_name_scope)
     members = members_of(process_set, "grouped_allgather")
     return _ops.gather_tensors(tensors, names, members, "grouped_allgather")
 

@@ -120,6 +120,20 @@ class ListedHostsTest(unittest.TestCase):
         with self.assertRaisesRegex(TalwegError, "exit status 127\n.*no-such-script: not found"):
             self._next(hosts)
 
+    def test_a_script_that_sh_reads(self) -> None:
+        """It has no #! line, or is a line without spaces."""
+        for name in ("hosts", "own hosts"):
+            path = self.path.with_name(name)
+            path.write_text("echo a:2\n")
+            path.chmod(0o755)
+            hosts = HostScript(str(path), 0, 1)
+            self.addCleanup(hosts.close)
+            self.assertEqual(self._next(hosts), [Host("a", 2)])
+        self.path.write_text("b:3\n")
+        hosts = HostScript(f"cat<{self.path}", 0, 1)
+        self.addCleanup(hosts.close)
+        self.assertEqual(self._next(hosts), [Host("b", 3)])
+
     def test_what_is_refused_is_shown_in_short(self) -> None:
         with self.assertRaises(InvalidArgument) as refused:
             parse_lines("\x1b[2J" + "x" * 10000, "f")

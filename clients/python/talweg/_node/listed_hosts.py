@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -144,7 +146,7 @@ class HostFile:
 
 class HostScript:
     """A program that prints the hosts, and that is run every `every_s` seconds. `command` is its
-    path, or a line for sh, such as one with arguments.
+    path, or a line for sh, such as one with arguments. sh also reads a program without a #! line.
     """
 
     def __init__(self, command: str, every_s: float, slots_default: int) -> None:
@@ -194,13 +196,12 @@ class HostScript:
         self._due_s, self._late_s = now_s + self._every_s, now_s + _SCRIPT_S
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         try:
-            self._process = subprocess.Popen(
-                self._words(),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._errors,
-                start_new_session=True,
-            )
+            try:
+                self._process = self._popen(self._words())
+            except OSError as error:
+                if error.errno != errno.ENOEXEC:
+                    raise
+                self._process = self._popen(["/bin/sh", self._command])
         except OSError as error:
             self._end()
             raise TalwegError(
@@ -208,8 +209,17 @@ class HostScript:
                 "must be the path of a program that may be run (chmod +x)"
             ) from None
 
+    def _popen(self, words: list[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
     def _words(self) -> list[str]:
-        is_line = " " in self._command and not Path(self._command).exists()
+        is_line = shlex.quote(self._command) != self._command and not Path(self._command).exists()
         return ["/bin/sh", "-c", self._command] if is_line else [self._command]
 
     def _end(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import unittest
@@ -133,6 +134,16 @@ class ListedHostsTest(unittest.TestCase):
         hosts = HostScript(f"cat<{self.path}", 0, 1)
         self.addCleanup(hosts.close)
         self.assertEqual(self._next(hosts), [Host("b", 3)])
+
+    def test_a_script_of_this_directory(self) -> None:
+        """Horovod's page names one without a path."""
+        self.path.write_text("echo a:2\n")
+        self.path.chmod(0o755)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.path.parent)
+        hosts = HostScript(self.path.name, 0, 1)
+        self.addCleanup(hosts.close)
+        self.assertEqual(self._next(hosts), [Host("a", 2)])
 
     def test_what_is_refused_is_shown_in_short(self) -> None:
         with self.assertRaises(InvalidArgument) as refused:

@@ -7,6 +7,7 @@ import itertools
 import random
 import unittest
 from collections.abc import Sequence
+from typing import Any
 
 from talweg._node import hosts_run, too_late
 from talweg._node.host_set import (
@@ -309,6 +310,34 @@ class HostSetTest(unittest.TestCase):
         self.assertEqual(job.on_ended("a", 0, "", 4), [])
         self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
 
+    def test_ranks_end_well_before_others_have_entered(self) -> None:
+        """Ranks that never enter the job end as soon as they have begun."""
+        job = self._running("a b")
+        job.on_listed(_hosts("a b c"), 1)
+        self.assertEqual(job.on_ended("b", 0, "", 1), [FindEntered(1)])
+        self.assertEqual(_stops(job.on_outside(["a", "c"], 1, has_begun=False)), ["c"])
+        job.on_ended("c", 143, "it was ended", 2)
+        self.assertEqual(job.on_ended("a", 0, "", 3), [])
+        self.assertEqual((job.state, job.status, job.report), (JobState.OVER, 0, ""))
+
+    def test_the_job_of_a_node(self) -> None:
+        def job(epoch: int, *nodes: int) -> dict[str, Any]:
+            members = [
+                {
+                    "member": {"id": {"node_rank": node}},
+                    "state": "MEMBER_STATE_LEFT",
+                    "state_text": "",
+                    "epoch_held": "0",
+                }
+                for node in nodes
+            ]
+            return {"summary": {"epoch": f"{epoch}"}, "members": members}
+
+        jobs = [job(0, 1), job(3, 0, 2)]
+        self.assertEqual(hosts_run._job_of(jobs, 1), ({1}, False))
+        self.assertEqual(hosts_run._job_of(jobs, 2), ({0, 2}, True))
+        self.assertEqual(hosts_run._job_of(jobs, 4), (set(), False))
+
     def test_a_host_comes_too_late(self) -> None:
         """It has been heard of before those that have ended well."""
         job = self._running("a")
@@ -439,7 +468,7 @@ class HostSetTest(unittest.TestCase):
                 here.add(reached_host)
                 actions = job.on_here(reached_host, now)
             elif dice < 0.75:
-                actions = job.on_outside(chance.sample("abcd", 2), now)
+                actions = job.on_outside(chance.sample("abcd", 2), now, dice < 0.72)
             elif dice < 0.85 and job.asks_for_state:
                 with_state = [each for each in begun & {*running} if chance.random() < 0.7]
                 actions = job.on_state(with_state, bool(with_state), now)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import unittest
@@ -119,6 +120,30 @@ class ListedHostsTest(unittest.TestCase):
         self.addCleanup(hosts.close)
         with self.assertRaisesRegex(TalwegError, "exit status 127\n.*no-such-script: not found"):
             self._next(hosts)
+
+    def test_a_script_that_sh_reads(self) -> None:
+        """It has no #! line, or is a line without spaces."""
+        for name in ("hosts", "own hosts"):
+            path = self.path.with_name(name)
+            path.write_text("echo a:2\n")
+            path.chmod(0o755)
+            hosts = HostScript(str(path), 0, 1)
+            self.addCleanup(hosts.close)
+            self.assertEqual(self._next(hosts), [Host("a", 2)])
+        self.path.write_text("b:3\n")
+        hosts = HostScript(f"cat<{self.path}", 0, 1)
+        self.addCleanup(hosts.close)
+        self.assertEqual(self._next(hosts), [Host("b", 3)])
+
+    def test_a_script_of_this_directory(self) -> None:
+        """Horovod's page names one without a path."""
+        self.path.write_text("echo a:2\n")
+        self.path.chmod(0o755)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.path.parent)
+        hosts = HostScript(self.path.name, 0, 1)
+        self.addCleanup(hosts.close)
+        self.assertEqual(self._next(hosts), [Host("a", 2)])
 
     def test_what_is_refused_is_shown_in_short(self) -> None:
         with self.assertRaises(InvalidArgument) as refused:

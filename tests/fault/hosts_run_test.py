@@ -28,6 +28,31 @@ class _Job(HostsJob):
         super().__init__(test, hosts, [*options, "--"], ["train_on.py", "--pause=0.01"])
 
 
+# Host b is told to begin when SLOW exists.
+_SLOW_TO_BEGIN = """  b)
+    {{
+      IFS= read -r task
+      printf '%s\\n' "$task"
+      until [ -e {directory}/SLOW ]; do sleep 0.05; done
+      cat
+    }} | sh -c "$*"
+    exit ;;
+"""
+
+
+class _ShortJob(HostsJob):
+    """A job whose ranks end at once, and never enter it."""
+
+    def __init__(self, test: unittest.TestCase) -> None:
+        program = ["sh", "-c", "touch {ranks}/$TALWEG_HOST"]
+        options = ["--hosts=a,b", "--nodes=2", "--min-nodes=2", "--"]
+        super().__init__(test, "a b", options, program)
+
+    def ssh(self) -> str:
+        case = _SLOW_TO_BEGIN.format(directory=self.directory)
+        return super().ssh().replace("  slow*)", f"{case}  slow*)")
+
+
 class _LargeJob(_Job):
     """A job whose environment is larger than a pipe."""
 
@@ -305,6 +330,14 @@ class HostsRunTest(unittest.TestCase):
         (job.ranks / "stop1").touch()
         self.assertNotIn("without host", job.end())
         self.assertEqual(len(job.said()), 2)
+
+    def test_ranks_of_one_host_end_before_those_of_another_begin(self) -> None:
+        job = _ShortJob(self)
+        job.wait_for("host a has ended", lambda: (job.ranks / "a").exists())
+        job.wait_for("nothing is left on a", lambda: not job.processes("a"))
+        (job.directory / "SLOW").touch()
+        output = job.end()
+        self.assertTrue((job.ranks / "b").exists(), output)
 
     def test_a_host_comes_when_the_job_has_ended(self) -> None:
         """The host must not begin the job anew, and do all of its work again."""

@@ -170,6 +170,7 @@ class HorovodrunTest(unittest.TestCase):
             for more, wanted in (
                 ({}, ["gloo", "x", None, None]),
                 ({"network_interfaces": "lo"}, ["gloo", "x", "lo", None]),
+                ({"network_interfaces": ["lo"]}, ["gloo", "x", "lo", None]),
                 ({"min_num_proc": 1}, ["gloo", "x", None, "1"]),
             ):
                 arguments: dict[str, Any] = more
@@ -253,6 +254,7 @@ class HorovodrunTest(unittest.TestCase):
             ({"min_num_proc": 3, "num_proc": 2}, "--min-np is 3, and -np 2"),
             ({"min_num_proc": 1, "cooldown_range": 5}, "cooldown_range=5: give the first pause"),
             ({"min_num_proc": 1, "cooldown_range": (2, 1)}, "--blacklist-cooldown-range is 2 1"),
+            ({"network_interfaces": ["none99"]}, "names none99, and this host has"),
         ):
             with self.assertRaisesRegex(ValueError, text):
                 runner.run(len, ([],), **wrong)

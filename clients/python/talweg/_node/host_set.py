@@ -103,8 +103,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class FindEntered:
-    """Find out which hosts have not entered the job, for on_outside(). The job is about to end,
-    because the ranks of `node` have ended.
+    """Find out which hosts have not entered the job, and whether it has had a view, for
+    on_outside(). The job is about to end, because the ranks of `node` have ended.
     """
 
     node: int
@@ -297,11 +297,19 @@ class HostSet:
             self._stay_s = now_s
         return self._settle(actions, now_s)
 
-    def on_outside(self, hosts: Sequence[str], now_s: float) -> list[Action]:
-        """Stops these hosts, because they have not entered the job, which is about to end."""
+    def on_outside(
+        self, hosts: Sequence[str], now_s: float, has_begun: bool = True
+    ) -> list[Action]:
+        """Stops these hosts, because they have not entered the job, which is about to end.
+
+        If the job has never had a view (`has_begun`), its ranks end well without entering it. Then
+        the hosts that it began with go on to their own end.
+        """
         actions: list[Action] = []
         for name in hosts:
-            if self.state_of(name) is HostState.RUNNING:
+            if self.state_of(name) is HostState.RUNNING and (
+                has_begun or not self._places[name].is_first
+            ):
                 actions.append(Say(f"host {name} comes too late: the job is about to end"))
                 actions += self._stop(self._places[name])
         return self._settle(actions, now_s)

@@ -167,6 +167,17 @@ def _entered_of(members: Sequence[Any]) -> set[int]:
     )
 
 
+def _job_of(jobs: Sequence[Any], node: int) -> tuple[set[int], bool]:
+    """Returns the nodes that are or have been in the job of `node`, and whether it has had a view.
+
+    `jobs` are the jobs that the scheduler shows. A node that came when all others had left is in a
+    job of its own. One whose ranks have ended very soon is in none.
+    """
+    of_node = [job for job in jobs if node in _entered_of(job["members"])]
+    entered = {each for job in of_node for each in _entered_of(job["members"])}
+    return entered, any(int(job["summary"]["epoch"]) > 0 for job in of_node)
+
+
 def _state_of(jobs: Sequence[Any], name: str) -> tuple[set[int], bool]:
     """Returns the nodes that have the training's state, and whether the job of that name has begun.
 
@@ -514,10 +525,11 @@ class HostsRun:
         node.kill_s = time.monotonic() + hosts.GRACE_S
 
     def _find_entered(self, node: int) -> None:
-        entered = self._entered(node)
-        if entered is None:
+        jobs = self._jobs()
+        if jobs is None:
             return
-        self._do(self._job.on_outside(self._outside(entered), time.monotonic()))
+        entered, has_begun = _job_of(jobs, node)
+        self._do(self._job.on_outside(self._outside(entered), time.monotonic(), has_begun))
 
     def _outside(self, entered: set[int]) -> list[str]:
         """Returns the running hosts whose nodes are not in `entered`."""
@@ -527,16 +539,6 @@ class HostsRun:
             for name in running
             if name in self._nodes and self._nodes[name].number not in entered
         ]
-
-    def _entered(self, node: int) -> set[int] | None:
-        """Returns the nodes that are or have been in the job of `node`; None if the scheduler does
-        not answer. A node that came when all others had left is in a job of its own.
-        """
-        jobs = self._jobs()
-        if jobs is None:
-            return None
-        entered = [_entered_of(job["members"]) for job in jobs]
-        return set().union(*(nodes for nodes in entered if node in nodes))
 
     def _entered_before(self, node: int) -> set[int] | None:
         """Returns the nodes that have been in the job, if it has finished before `node` could enter

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -144,7 +147,8 @@ class HostFile:
 
 class HostScript:
     """A program that prints the hosts, and that is run every `every_s` seconds. `command` is its
-    path, or a line for sh, such as one with arguments.
+    path, or a line for sh, such as one with arguments. A name without a / is a program on PATH, or
+    else of this directory. sh also reads a program without a #! line.
     """
 
     def __init__(self, command: str, every_s: float, slots_default: int) -> None:
@@ -193,14 +197,14 @@ class HostScript:
     def _start(self, now_s: float) -> None:
         self._due_s, self._late_s = now_s + self._every_s, now_s + _SCRIPT_S
         self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        words = self._words()
         try:
-            self._process = subprocess.Popen(
-                self._words(),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._errors,
-                start_new_session=True,
-            )
+            try:
+                self._process = self._popen(words)
+            except OSError as error:
+                if error.errno != errno.ENOEXEC:
+                    raise
+                self._process = self._popen(["/bin/sh", *words])
         except OSError as error:
             self._end()
             raise TalwegError(
@@ -208,9 +212,22 @@ class HostScript:
                 "must be the path of a program that may be run (chmod +x)"
             ) from None
 
+    def _popen(self, words: list[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
     def _words(self) -> list[str]:
-        is_line = " " in self._command and not Path(self._command).exists()
-        return ["/bin/sh", "-c", self._command] if is_line else [self._command]
+        command = self._command
+        if not Path(command).exists():
+            is_line = shlex.quote(command) != command
+            return ["/bin/sh", "-c", command] if is_line else [command]
+        is_found = "/" in command or shutil.which(command) is not None
+        return [command if is_found else f"./{command}"]
 
     def _end(self) -> None:
         if self._process is not None and self._process.poll() is None:

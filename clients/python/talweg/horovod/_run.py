@@ -9,7 +9,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def run(
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
     network_interface: str | None = None,
-    network_interfaces: str | None = None,
+    network_interfaces: str | Iterable[str] | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
@@ -85,7 +85,8 @@ def run(
 ) -> list[Any]:
     """Calls func(*args, **kwargs) on each of `num_proc` ranks; returns the results by rank.
 
-    The ranks are new processes, on this host or on `hosts` ("a:2,b:2") by ssh. With `min_num_proc`
+    The ranks are new processes, on this host or on `hosts` ("a:2,b:2") by ssh.
+    `network_interfaces` is a list, or a text with commas between the names. With `min_num_proc`
     or `host_discovery_script` hosts come and go: `func` trains by hvd.elastic.run, and the results
     are those of the ranks that are there at the end. Raises ValueError for arguments that do not
     fit together, InvalidArgument if `func` cannot be sent, and RuntimeError, which names the rank,
@@ -115,6 +116,9 @@ def run(
         if given[name] is not None and given[name] is not False:
             warn(f"horovod.run: {name} has no effect {why}", UserWarning)
     given["num_proc"] = first_ranks(given["num_proc"], given["min_num_proc"])
+    interfaces = given["network_interfaces"]
+    if interfaces is not None and not isinstance(interfaces, str):
+        given["network_interfaces"] = ",".join(interfaces)
     line = []
     for option, name in (
         ("-np", "num_proc"),

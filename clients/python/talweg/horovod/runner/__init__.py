@@ -200,6 +200,8 @@ def parse(arguments: list[str]) -> Any:
 
 def launch_of(options: Any, environment: Mapping[str, str] | None = None) -> hosts.Launch:
     """Returns the ranks to start, each on its host."""
+    if is_here(options):
+        _require_interfaces(options)
     dealt = hosts.deal(_hosts(options), options.num_proc)
     return hosts.Launch(
         _command(options, dealt),

@@ -53,6 +53,7 @@ class Mutation:
     kind: str = ""
     breaks: str = ""
     seeds: int = SEEDS
+    first: int = 0
     places: list[Place] = dataclasses.field(default_factory=list)
 
 
@@ -76,6 +77,8 @@ def read_list(text):
             mutations[-1].breaks = line[8:].strip()
         elif line.startswith("seeds: ") and line[7:].strip().isdigit():
             mutations[-1].seeds = int(line[7:])
+        elif line.startswith("first: ") and line[7:].strip().isdigit():
+            mutations[-1].first = int(line[7:])
         elif line.startswith(" "):
             if not mutations[-1].places:
                 raise ListError(f"{where}: a quotation before the path of its source")
@@ -164,7 +167,7 @@ def apply(mutations, sources):
 def table(mutations):
     """Rows of mutation_test.cc's table."""
     return "".join(
-        f'{{"{m.name}", "{m.breaks}", Kind::k{m.kind.capitalize()}, {m.seeds}}},\n'
+        f'{{"{m.name}", "{m.breaks}", Kind::k{m.kind.capitalize()}, {m.seeds}, {m.first}}},\n'
         for m in mutations
     )
 

@@ -88,12 +88,16 @@ class MutateTest(unittest.TestCase):
     def test_rows_of_the_table(self):
         self.assertEqual(
             mutate.table(one("[[[a ==> b]]]", "silent")),
-            '{"a_bug", "a rule", Kind::kSilent, 4000},\n',
+            '{"a_bug", "a rule", Kind::kSilent, 4000, 0},\n',
         )
 
     def test_a_rare_bug_may_survive_more_lives(self):
         text = one("[[[a ==> b]]]", "usual", extra="seeds: 9000\n")
-        self.assertIn("Kind::kUsual, 9000}", mutate.table(text))
+        self.assertIn("Kind::kUsual, 9000, 0}", mutate.table(text))
+
+    def test_the_search_may_begin_where_a_life_is_known_to_break(self):
+        text = one("[[[a ==> b]]]", "usual", extra="first: 700\n")
+        self.assertIn("Kind::kUsual, 4000, 700}", mutate.table(text))
 
     def plant(self, root, quotation):
         (root / "job.cc").write_text(SOURCE)

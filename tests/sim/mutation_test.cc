@@ -14,6 +14,7 @@
 
 #include "tests/sim/life.h"
 #include "tests/sim/parts.h"
+#include "tests/sim/planted_bugs.h"
 
 namespace talweg::sim {
 namespace {
@@ -21,15 +22,9 @@ namespace {
 // The most lives that may pass until every place of the list is reached.
 constexpr uint64_t kSeedsMax = 4'000;
 
-struct Mutation {
-  const char* name;
-  const char* breaks;  // Which invariant or rule of docs/protocol.md.
-  Kind kind;           // The kind of lives that find it.
-  uint64_t seeds_max;  // It breaks one of this many lives.
-};
-
-// The file is generated from mutations.txt.
-constexpr Mutation kMutations[] = {
+// The file is generated from mutations.txt. What breaks is an invariant or a rule of
+// docs/protocol.md.
+constexpr PlantedBug<Kind> kMutations[] = {
 #include "tests/sim/mutations.inc"
 };
 
@@ -44,23 +39,25 @@ TEST_CASE("Every deliberate bug breaks a life", "[sim]") {
   const char* const only = std::getenv("TALWEG_SIM_MUTATION");
   const char* const lives = std::getenv("TALWEG_SIM_LIVES");
   uint64_t number = 0;
-  for (const Mutation& mutation : kMutations) {
+  for (const PlantedBug<Kind>& mutation : kMutations) {
     if (!IsOfThisPart(number++)) continue;
     if (only != nullptr && std::string(only) != mutation.name) continue;
     TurnOnMutation(mutation.name);
     const uint64_t seeds_max =
         lives != nullptr ? std::strtoull(lives, nullptr, 10) : mutation.seeds_max;
-    uint64_t seed = 0;
+    uint64_t seed = mutation.first_seed;
+    const uint64_t end = seed + seeds_max;
     std::string violation;
-    while (seed < seeds_max && violation.empty())
+    while (seed < end && violation.empty())
       violation = Live(mutation.kind, seed++, false).violation;
     CAPTURE(mutation.name, mutation.breaks);
     CHECK(!violation.empty());
     TurnOnMutation("");
     CHECK(Live(mutation.kind, seed - 1, false).violation == "");  // It is the bug that breaks it.
     std::printf("%5llu seeds (%s)  %-30s %s\n             result: %.120s\n",
-                static_cast<unsigned long long>(seed), KindName(mutation.kind), mutation.name,
-                mutation.breaks, violation.empty() ? "NOT FOUND" : violation.c_str());
+                static_cast<unsigned long long>(seed - mutation.first_seed),
+                KindName(mutation.kind), mutation.name, mutation.breaks,
+                violation.empty() ? "NOT FOUND" : violation.c_str());
   }
 }
 
@@ -68,7 +65,7 @@ TEST_CASE("Lives reach every deliberate bug that the list plants", "[sim]") {
   if (!IsOfThisPart(0)) return;
   TurnOnMutation("");
   std::set<std::string> listed;
-  for (const Mutation& mutation : kMutations) listed.insert(mutation.name);
+  for (const PlantedBug<Kind>& mutation : kMutations) listed.insert(mutation.name);
   // Some places are reached in one of hundreds of lives only.
   uint64_t seed = 0;
   while (seed < 300 || (seed < kSeedsMax && MutationsSeen() != listed)) {

@@ -20,22 +20,24 @@ struct PlantedBug {
   const char* name;
   const char* breaks;
   Kind kind;
-  uint64_t seeds_max;  // The most lives until one finds it.
+  uint64_t seeds_max;   // The most lives until one finds it.
+  uint64_t first_seed;  // The first of these lives.
 };
 
 template <typename Bugs, typename Live>
 void CheckThatLivesFind(const Bugs& bugs, const Live& live) {
   for (const auto& bug : bugs) {
     TurnOnMutation(bug.name);
-    uint64_t seed = 0;
+    uint64_t seed = bug.first_seed;
+    const uint64_t end = seed + bug.seeds_max;
     std::string violation;
-    while (seed < bug.seeds_max && violation.empty()) violation = live(seed++);
+    while (seed < end && violation.empty()) violation = live(seed++);
     CAPTURE(bug.name, bug.breaks);
     CHECK(!violation.empty());
     TurnOnMutation("");
     CHECK(live(seed - 1) == "");  // It is the bug that breaks the life.
     std::printf("%5llu seeds  %-24s %s\n             result: %s\n",
-                static_cast<unsigned long long>(seed), bug.name, bug.breaks,
+                static_cast<unsigned long long>(seed - bug.first_seed), bug.name, bug.breaks,
                 violation.empty() ? "NOT FOUND" : violation.c_str());
   }
 }

@@ -41,7 +41,8 @@ Found Open() {
   auto* const version = Find<decltype(imb_get_version)>(library, "imb_get_version");
   auto* const make = Find<decltype(alloc_mb_mgr)>(library, "alloc_mb_mgr");
   auto* const choose = Find<decltype(init_mb_mgr_auto)>(library, "init_mb_mgr_auto");
-  if (version == nullptr || make == nullptr || choose == nullptr ||
+  auto* const release = Find<decltype(free_mb_mgr)>(library, "free_mb_mgr");
+  if (version == nullptr || make == nullptr || choose == nullptr || release == nullptr ||
       (version() & ~0xffU) != kVersionOfLayout) {
     return {.problem = std::string("libIPSec_MB.so.1 is not of version ") + IMB_VERSION_STR +
                        ", with which this program is built"};
@@ -50,6 +51,7 @@ Found Open() {
   if (functions == nullptr) return {.problem = "libIPSec_MB.so.1 has got no memory"};
   choose(functions, nullptr);
   if ((functions->features & kNeeded) != kNeeded) {
+    release(functions);
     return {.problem = "libIPSec_MB.so.1 has no code for this CPU, or fails its own tests"};
   }
   return {.functions = functions};

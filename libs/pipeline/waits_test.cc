@@ -62,6 +62,13 @@ struct Waiting : Impatient {
     waits.scheduler().OnSilent(now_ns);
     Pass(seconds);
   }
+  // The scheduler comes back for a second, and falls silent again for another.
+  void Relapse() {
+    SilenceFor(3);
+    waits.scheduler().OnAnswers(kLeaseNs, now_ns);
+    Pass(1);
+    SilenceFor(1);
+  }
   std::vector<LogWaiting> notices() const { return Of<LogWaiting>(); }
   const std::string& failure() const { return views.failed_text(); }
 
@@ -201,10 +208,7 @@ TEST_CASE("Waits: a member that has no connection is given up if nobody can judg
 TEST_CASE("Waits: a scheduler that comes and goes is named so", "[pipeline]") {
   Waiting w;
   AgentTensor& tensor = w.Pushed();
-  w.SilenceFor(3);
-  w.waits.scheduler().OnAnswers(kLeaseNs, w.now_ns);
-  w.Pass(1);
-  w.SilenceFor(1);
+  w.Relapse();
   w.Say(tensor, Waiting::Absent(1, 5 * kSecond));
   CHECK_THAT(w.failure(), Contains("and the scheduler comes and goes, and does not say"));
 }
@@ -213,10 +217,7 @@ TEST_CASE("Waits: a member is waited for once the scheduler can decide, also bef
           "[pipeline]") {
   Waiting w;
   AgentTensor& tensor = w.Pushed();
-  w.SilenceFor(3);
-  w.waits.scheduler().OnAnswers(kLeaseNs, w.now_ns);
-  w.Pass(1);
-  w.SilenceFor(1);
+  w.Relapse();
   w.waits.scheduler().OnAnswers(kLeaseNs, w.now_ns);
   w.now_ns += 2 * kLeaseNs;
   w.Say(tensor, Waiting::Absent(1, 5 * kSecond));

@@ -211,10 +211,10 @@ class LinkSharesTest(unittest.TestCase):
     def test_a_priority_goes_before_a_lower_one(self) -> None:
         """Priorities give shares of 16 to 1. The other job still goes on.
 
-        On a busy machine the first job does not always fill its share.
+        On a faster link the first job does not always fill its share where the machine is busy.
         """
-        ratio = self._ratio("job one priority=high\n", 200 * _MBIT)
-        self.assertGreater(ratio, 4)
+        ratio = self._ratio("job one priority=high\n", 50 * _MBIT)
+        self.assertGreater(ratio, 8)
         self.assertLess(ratio, 40)
 
 

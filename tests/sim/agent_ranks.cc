@@ -385,9 +385,6 @@ Cells AgentProcess::ResultOf(LocalRank rank, size_t place,
 
 // The text must name both sides, and these must differ.
 void AgentProcess::CheckMismatch(const std::string& who, const std::string& text) const {
-  const auto says = [&text](const char* words) { return text.find(words) != std::string::npos; };
-  if (says(" declared ") && says(" declares "))
-    return;  // The tensor has failed, and its round too.
   static constexpr std::string_view kGives = " gives ";
   const size_t first = text.find(kGives);
   const size_t second = first == std::string::npos ? first : text.find(kGives, first + 1);
@@ -424,14 +421,14 @@ void AgentProcess::Take(LocalRank local, size_t place, const pipeline::CompleteR
   if (!aborted && !is_mismatch && complete.status != pipeline::Status::kOk) {
     throw Violation{who + ": a round ended with " + pipeline::StatusName(complete.status)};
   }
-  // The tensor had been given up here, and then failed for all.
-  if (is_mismatch && complete.text.find(" declares ") != std::string::npos) {
-    return FailRankWith(local, who + ": " + complete.text, is_mismatch);
-  }
-  // The tensor failed by a false report while this rank's declaration was answered.
-  const bool was_false = complete.text.find(kCannotBeTrue) != std::string::npos ||
-                         complete.text.find(kContradict) != std::string::npos;
-  if (aborted && was_false) return FailRankWith(local, who + ": " + complete.text);
+  const auto says = [&complete](const char* words) {
+    return complete.text.find(words) != std::string::npos;
+  };
+  // The tensor has failed for all: it had been given up here before, or this rank's declaration was
+  // answered meanwhile.
+  const bool has_failed = (is_mismatch && says(" declares ")) ||
+                          (aborted && (says(kCannotBeTrue) || says(kContradict)));
+  if (has_failed) return FailRankWith(local, who + ": " + complete.text, is_mismatch);
   if (is_mismatch) CheckMismatch(who, complete.text);
   NoteRound(place, complete);
   ledger_->OnOutcome(who,

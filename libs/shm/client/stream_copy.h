@@ -27,10 +27,11 @@ inline void CopyTwice(std::byte* to, std::byte* also, const std::byte* from, siz
   }
 }
 
+// Memory without bytes overlaps nothing, wherever it is.
 inline bool Overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
   const auto a_begin = reinterpret_cast<uintptr_t>(a);
   const auto b_begin = reinterpret_cast<uintptr_t>(b);
-  return a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
+  return a_bytes != 0 && b_bytes != 0 && a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
 }
 
 }  // namespace talweg::shm

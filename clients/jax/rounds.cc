@@ -103,11 +103,13 @@ void Rounds::Use(talweg_client* client, bool alone) {
   loop_ = client == nullptr ? nullptr : new c::CompletionLoop(client);
   alone_ = alone;
   declared_.clear();
+  disagreements_.clear();
 }
 
 uint64_t Rounds::Start(Call call, const void* data) {
   OpenRound round;
   round.call = std::move(call);
+  round.rounds = this;
   bool alone = false;
   {
     const std::scoped_lock lock(mutex_);
@@ -156,10 +158,15 @@ std::optional<OpenRound> Rounds::Take(uint64_t ticket) {
 
 Outcome Rounds::Declare(OpenRound& round) {
   const Call& call = round.call;
+  std::string name = call.name;
   uint64_t left_open = 0;
   bool is_new = true;
   {
     const std::scoped_lock lock(mutex_);
+    const auto disagreed = disagreements_.find(call.name);
+    if (disagreed != disagreements_.end()) {
+      name += " (again " + std::to_string(disagreed->second) + ")";
+    }
     const auto found = declared_.find(call.name);
     if (found != declared_.end()) {
       if (!IsSameDeclaration(found->second.call, call)) {
@@ -187,12 +194,24 @@ Outcome Rounds::Declare(OpenRound& round) {
                                      .ranks = call.ranks.empty() ? nullptr : call.ranks.data(),
                                      .element_count = call.element_count};
   const Outcome outcome = Outcome::Of(talweg_declare_collective(
-      round.client, call.name.c_str(), &collective, call.priority, kNoLimit, &round.tensor));
+      round.client, name.c_str(), &collective, call.priority, kNoLimit, &round.tensor));
+  const std::scoped_lock lock(mutex_);
   if (outcome.ok()) {
-    const std::scoped_lock lock(mutex_);
     declared_[call.name] = {.call = call, .tensor = round.tensor};
+  } else if (outcome.status == TALWEG_MISMATCH) {
+    ++disagreements_[call.name];
   }
   return outcome;
+}
+
+void Rounds::Free(const std::string& name, talweg_tensor tensor) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = declared_.find(name);
+  if (found == declared_.end() || found->second.tensor != tensor) {
+    return;
+  }
+  declared_.erase(found);
+  ++disagreements_[name];
 }
 
 void Rounds::Forsake(uint64_t ticket) {
@@ -255,7 +274,7 @@ Outcome OpenRound::Lengths() {
     return {};
   }
   std::vector<uint64_t> come(call.got.size());
-  Outcome outcome = Outcome::Of(talweg_wait_lengths(client, tensor, round, come.data(), kNoLimit));
+  Outcome outcome = Told(talweg_wait_lengths(client, tensor, round, come.data(), kNoLimit));
   if (!outcome.ok() || come == call.got) {
     return outcome;
   }
@@ -271,11 +290,18 @@ Outcome OpenRound::Lengths() {
   return outcome;
 }
 
+Outcome OpenRound::Told(talweg_status status) {
+  if (status == TALWEG_MISMATCH) {
+    rounds->Free(call.name, tensor);
+  }
+  return Outcome::Of(status);
+}
+
 Outcome OpenRound::Compare(void* out) {
   const uint64_t bytes = call.GotBytes();
   const talweg_status status = talweg_wait_parts(client, tensor, round, out, bytes, kNoLimit);
   if (status != TALWEG_OK) {
-    return Outcome::Of(status);
+    return Told(status);
   }
   const std::string text =
       Differences(given, {static_cast<const unsigned char*>(out), static_cast<size_t>(bytes)});
@@ -299,7 +325,7 @@ Outcome OpenRound::Collect(void* out) {
   } else {
     outcome = Lengths();
     if (outcome.ok()) {
-      outcome = Outcome::Of(talweg_wait_parts(client, tensor, round, out, bytes, kNoLimit));
+      outcome = Told(talweg_wait_parts(client, tensor, round, out, bytes, kNoLimit));
     }
   }
   if (outcome.ok() && call.postscale != 1) {

@@ -60,9 +60,12 @@ struct Outcome {
   static Outcome Untold(talweg_status status, const Call& call);
 };
 
+class Rounds;
+
 // A round between its start and its collection.
 struct OpenRound {
   Call call;
+  Rounds* rounds = nullptr;           // Where it was started.
   talweg_client* client = nullptr;    // Null: a job of one rank without an agent.
   c::CompletionLoop* loop = nullptr;  // The client's.
   talweg_tensor tensor = 0;
@@ -81,6 +84,8 @@ struct OpenRound {
   Outcome Lengths();
   // Waits for the words of all ranks, and compares them.
   Outcome Compare(void* out);
+  // Returns the outcome of this thread's last call to libtalweg. A disagreement frees the name.
+  Outcome Told(talweg_status status);
 };
 
 class Rounds {
@@ -94,6 +99,10 @@ class Rounds {
 
   // Returns the round of a ticket, or nothing if there is no such ticket or it was taken.
   std::optional<OpenRound> Take(uint64_t ticket);
+
+  // Ranks have disagreed on the name's tensor, and every rank is told so. The tensor is of no more
+  // use, so the name's next call declares another one, at every rank.
+  void Free(const std::string& name, talweg_tensor tensor);
 
  private:
   struct Declared {
@@ -116,6 +125,8 @@ class Rounds {
   uint64_t last_ticket_ = 0;
   std::unordered_map<uint64_t, OpenRound> open_;
   std::unordered_map<std::string, Declared> declared_;
+  // How often ranks have disagreed on a name: the same number at every rank.
+  std::unordered_map<std::string, uint32_t> disagreements_;
 };
 
 }  // namespace talweg::jax

@@ -8,8 +8,10 @@ import secrets
 import subprocess
 import sys
 import unittest
+from collections.abc import Sequence
 
 from cluster import DEADLINE_S, PROGRAMS, TOOL
+from torch_forks import torch_forks
 
 _NODES = 4
 
@@ -50,9 +52,13 @@ class LostMembersTest(unittest.TestCase):
         for delay_s in (0.0, secrets.randbelow(5000) / 1e6):
             with self.subTest(delay_s=delay_s):
                 victim = str(secrets.randbelow(_NODES))
-                self._run("adasum_goes_on.py", [victim, str(delay_s)], _NODES - 1)
+                arguments = [victim, str(delay_s)]
+                forks = torch_forks().prefix
+                self._run("adasum_goes_on.py", arguments, _NODES - 1, forks)
 
-    def _run(self, program: str, arguments: list[str], ended: int) -> None:
+    def _run(
+        self, program: str, arguments: list[str], ended: int, forks: Sequence[str] = ()
+    ) -> None:
         """Runs a job whose ranks run `program`. `ended` of them end well."""
         done = subprocess.run(
             [
@@ -61,7 +67,7 @@ class LostMembersTest(unittest.TestCase):
                 f"--nodes={_NODES}",
                 "--loss-policy=continue",
                 "--",
-                *[sys.executable, "-P", str(PROGRAMS / program), *arguments],
+                *[sys.executable, "-P", *forks, str(PROGRAMS / program), *arguments],
             ],
             capture_output=True,
             text=True,

@@ -10,6 +10,7 @@ import unittest
 from collections.abc import Sequence
 
 import job
+from torch_forks import torch_forks
 
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 # How many calls have changing shapes, in memory that stays flat.
@@ -59,12 +60,18 @@ class CollectivesTest(unittest.TestCase):
                 job.run(line)
 
     def test_torch(self) -> None:
-        job.run(job.command("torch_collectives.py", ["[2]"], nodes=1, ranks=2))
+        job.run(job.command("torch_collectives.py", ["[2]"], ranks=2, forks=torch_forks()))
 
     def test_torch_on_two_nodes(self) -> None:
-        job.run(
-            job.command("torch_collectives.py", ["[2, 1]"], nodes=2, ranks=(2, 1), aggregators=2)
+        line = job.command(
+            "torch_collectives.py",
+            ["[2, 1]"],
+            nodes=2,
+            ranks=(2, 1),
+            aggregators=2,
+            forks=torch_forks(),
         )
+        job.run(line)
 
     def test_every_form_of_a_call(self) -> None:
         job.run(job.command("whole_family.py", nodes=1, ranks=2))

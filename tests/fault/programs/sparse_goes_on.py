@@ -32,12 +32,11 @@ def _rows(rank: int, call: int) -> tuple[np.ndarray, np.ndarray]:
 def _check(got: talweg.SparseRows, call: int) -> list[int]:
     """Checks a sum. Returns the ranks whose rows are in it."""
     ranks = [int(each) for each in got.indices if each < 100]
-    expected: dict[int, float] = {}
-    for rank in ranks:
-        for index, value in zip(*_rows(rank, call)):
-            expected[int(index)] = expected.get(int(index), 0.0) + float(value[0])
-    assert got.indices.tolist() == sorted(expected), call
-    wanted = np.array([expected[each] for each in got.indices], np.float32)
+    given = [_rows(rank, call) for rank in ranks]
+    indices, places = np.unique(np.concatenate([each for each, _ in given]), return_inverse=True)
+    values = np.concatenate([each[:, 0] for _, each in given])
+    assert np.array_equal(got.indices, indices), call
+    wanted = np.bincount(places, weights=values).astype(np.float32)
     wanted /= np.float32(len(ranks))
     assert (got.values == wanted[:, np.newaxis]).all(), (call, ranks)
     return ranks

@@ -141,7 +141,9 @@ def bazel_options(options: argparse.Namespace) -> list[str]:
         if find_nvcc():
             flags.append("--config=cuda")
     # Bazel does not know the hardware, so it would take results of another machine as still valid.
-    if options.again or options.gpu:
+    # A longer search has new inputs each time.
+    searches = options.soak is not None or options.fuzz is not None
+    if options.again or options.gpu or searches:
         flags.append("--nocache_test_results")
     return flags
 

@@ -38,6 +38,10 @@ class OptionsTest(unittest.TestCase):
         self.assertIn("--nocache_test_results", flags)
         self.assertEqual("--config=cuda" in flags, run_tests.find_nvcc() is not None)
 
+    def test_a_search_is_never_cached(self) -> None:
+        for option in ("--soak=5", "--fuzz=7"):
+            self.assertIn("--nocache_test_results", self.flags(option))
+
     def test_without_options_cached_results_stay_valid(self) -> None:
         self.assertFalse([flag for flag in self.flags() if "test_env" in flag or "config" in flag])
 

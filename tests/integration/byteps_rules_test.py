@@ -71,10 +71,10 @@ class VariablesTest(unittest.TestCase):
             {**shared, "BYTEPS_GLOBAL_RANK": "5", "BYTEPS_LOCAL_RANK": "1"}, "worker", 2
         )
         traced = {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": ".", "BYTEPS_TRACE_END_STEP": "7"}
-        told = _trace.prepare_agent(job, traced)
+        told = _trace.prepare_agent(job.worker or 0, traced)
         self.assertEqual(told["TALWEG_TRACE_PATH"], os.path.abspath("agent_2.json"))
         self.assertEqual(told["TALWEG_TRACE_ROUNDS"], "7")
-        self.assertEqual(_trace.prepare_agent(job, {}), {})
+        self.assertEqual(_trace.prepare_agent(2, {}), {})
 
     def test_what_has_no_effect_is_said_once(self) -> None:
         done = run(["true"], BYTEPS_NCCL_NUM_RINGS="2", BYTEPS_LOG_LEVEL="INFO")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import time
@@ -24,6 +25,7 @@ from talweg.byteps._environment import PROVIDERS, TABLE, log_levels
 WAIT_S = 600.0
 _SLICE_BYTES = 1 << 20
 _SLICE_BYTES_MAX = 1 << 30
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CREDIT_BYTES = (64 << 10, 64 << 30)
 _LANES_MAX = 64
 # The largest renew_ms that a daemon accepts, in seconds.
@@ -116,6 +118,12 @@ def worker_of(environment: Mapping[str, str], local_size: int) -> int | None:
 def slice_bytes(environment: Mapping[str, str]) -> int:
     text = TABLE.value(environment, "BYTEPS_PARTITION_BYTES")
     return min((int(text) + 63) // 64 * 64, _SLICE_BYTES_MAX) if text else _SLICE_BYTES
+
+
+def slice_bytes_of_agent(environment: Mapping[str, str]) -> int:
+    """Returns how long this node's agent cuts slices, from the variable that it has got."""
+    told = re.fullmatch(r"(\d{1,10})([KMG]iB)?", environment.get("TALWEG_SLICE_BYTES_MAX", ""))
+    return int(told[1]) * _UNITS[told[2] or ""] if told else _SLICE_BYTES
 
 
 def _credit_bytes(environment: Mapping[str, str]) -> int:

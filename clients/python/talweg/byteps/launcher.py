@@ -169,7 +169,8 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     line.append(f"--ranks-per-node={job.local_size}")
     rank = str(Path(__file__).with_name("_rank.py"))
     line += ["--", sys.executable, rank, sections, command_of(arguments, environment)]
-    environment.update(_job.daemon_variables(environment) | _trace.prepare_agent(job, environment))
+    traced = _trace.prepare_agent(job.worker or 0, environment)
+    environment.update(_job.daemon_variables(environment) | traced)
     os.execve(line[0], line, environment)  # `talweg run` passes signals on, and ends all it starts.
     raise AssertionError
 

@@ -10,12 +10,12 @@ import socket
 import tempfile
 import unittest
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import job
-from byteps_commands import run
+from byteps_commands import run, shared
 from talweg._compat.environment import VariableError
-from talweg.byteps import _cores, _job, _trace
+from talweg.byteps import _cores, _job, _trace, launcher
 from talweg.byteps._environment import TABLE
 from talweg.errors import TalwegError, Unsupported
 
@@ -71,10 +71,10 @@ class VariablesTest(unittest.TestCase):
             {**shared, "BYTEPS_GLOBAL_RANK": "5", "BYTEPS_LOCAL_RANK": "1"}, "worker", 2
         )
         traced = {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": ".", "BYTEPS_TRACE_END_STEP": "7"}
-        told = _trace.prepare_agent(job, traced)
+        told = _trace.prepare_agent(job.worker or 0, traced)
         self.assertEqual(told["TALWEG_TRACE_PATH"], os.path.abspath("agent_2.json"))
         self.assertEqual(told["TALWEG_TRACE_ROUNDS"], "7")
-        self.assertEqual(_trace.prepare_agent(job, {}), {})
+        self.assertEqual(_trace.prepare_agent(2, {}), {})
 
     def test_what_has_no_effect_is_said_once(self) -> None:
         done = run(["true"], BYTEPS_NCCL_NUM_RINGS="2", BYTEPS_LOG_LEVEL="INFO")
@@ -125,6 +125,28 @@ class VariablesTest(unittest.TestCase):
             path = _job.socket_path(job, {"BYTEPS_SOCKET_PATH": str(longest)}, 0)
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(path)
+
+    def test_jobs_with_other_names_have_other_sockets(self) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+
+            def path(name: str, jobs_before: int = 0, **variables: str) -> str:
+                variables = {"DMLC_WORKER_ID": "0", "BYTEPS_JOB_ID": name, **variables}
+                variables["BYTEPS_SOCKET_PATH"] = parent
+                TABLE.check(variables)
+                job = _job.job_of(shared(DMLC_PS_ROOT_PORT="1") | variables, "worker", 2)
+                return _job.socket_path(job, variables, jobs_before)
+
+            end = "-with-the-same-sixty-last-characters-as-another-name-of-a-job"
+            paths = [path(name) for name in (f"first{end}", f"second{end}", "a/b", "a_b", "a")]
+            paths += [
+                path("a", 1),
+                path("a", DMLC_PS_ROOT_PORT="2"),
+                path("a", BYTEPS_GLOBAL_RANK="2"),
+            ]
+            self.assertEqual(len(set(paths)), len(paths))
+            self.assertEqual(path("a"), paths[4])
+            with self.assertRaisesRegex(VariableError, "must be .* without control characters"):
+                path("a\tb")
 
     def test_daemons_options(self) -> None:
         told = _job.daemon_variables(
@@ -187,28 +209,37 @@ class VariablesTest(unittest.TestCase):
         self.assertEqual(_job.live_servers(told), 2)
 
     def test_which_job_is_a_launchers_own(self) -> None:
-        def look(own: _job.OwnJob, *jobs: tuple[int, str]) -> str:
-            summaries = [
-                {"job_id": str(number), "name": "byteps", "state": f"JOB_STATE_{state}"}
-                | {"state_text": "", "member_count": 1}
-                for number, state in jobs
-            ]
-            own.look({"jobs": [{"job": {"summary": summary}} for summary in summaries]})
+        def summary(number: int, state: str, name: str) -> dict[str, Any]:
+            told = {"job_id": str(number), "name": name, "state": f"JOB_STATE_{state}"}
+            return {"job": {"summary": told | {"state_text": "", "member_count": 1}}}
+
+        def look(own: _job.OwnJob, *jobs: tuple[int, str], name: str = "own") -> str:
+            own.look({"jobs": [summary(number, state, name) for number, state in jobs]})
             return own.state
 
-        own = _job.OwnJob("byteps")
-        self.assertEqual(look(own), "")
-        self.assertEqual(look(own, (1, "RUNNING")), "running")
-        # Ranks that have left the job, and have not ended, join another one.
-        self.assertEqual(look(own, (1, "FINISHED"), (2, "FORMING")), "finished")
-        own = _job.OwnJob("byteps")
-        self.assertEqual(look(own), "")
-        self.assertEqual(look(own, (1, "FAILED"), (2, "RUNNING")), "failed")
-        # A scheduler may have had jobs before this one.
-        own = _job.OwnJob("byteps")
-        self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FORMING")), "forming")
-        self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FINISHED")), "finished")
-        self.assertEqual(look(_job.OwnJob("other"), (1, "RUNNING")), "")
+        def own_job(**variables: str) -> _job.OwnJob:
+            return _job.OwnJob(_job.job_of(variables, "server", 1))
+
+        for given in ({"BYTEPS_JOB_ID": "own"}, {}):
+            own = own_job(**given)
+            self.assertEqual(look(own), "")
+            self.assertEqual(look(own, (1, "RUNNING")), "running")
+            # Ranks that have left the job, and have not ended, join another one.
+            self.assertEqual(look(own, (1, "FINISHED"), (2, "FORMING")), "finished")
+            own = own_job(**given)
+            self.assertEqual(look(own), "")
+            self.assertEqual(look(own, (1, "FAILED"), (2, "RUNNING")), "failed")
+            # A scheduler may have had jobs before this one.
+            own = own_job(**given)
+            self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FORMING")), "forming")
+            self.assertEqual(look(own, (1, "FINISHED"), (2, "FAILED"), (3, "FINISHED")), "finished")
+        own = own_job(BYTEPS_JOB_ID="own")
+        self.assertEqual(look(own, (1, "FINISHED"), (2, "RUNNING"), name="another"), "")
+        self.assertEqual(own.others, ["another"])
+        job = _job.job_of(shared(BYTEPS_JOB_ID="own"), "server", 1)
+        told = launcher._waits_for(job, {"pool": []}, own)
+        self.assertIn("servers (0 of 1 are there) and workers (0 of 2 are there)", told)
+        self.assertIn("BYTEPS_JOB_ID is 'own' here, and the scheduler has 'another': set it", told)
 
     def test_the_transport(self) -> None:
         with tempfile.TemporaryDirectory() as none, tempfile.TemporaryDirectory() as some:

@@ -41,6 +41,22 @@ class TorchrunTest(SiteTest):
             self.assertIn("rank 0 of 2", output)
             self.assertIn("rank 1 of 2", output)
 
+    def test_daemons_know_the_variables_of_byteps(self) -> None:
+        program = (
+            "import os, pathlib, talweg; from talweg.byteps import common; common.init(); "
+            "lines = {each: each.read_bytes() for each in pathlib.Path('/proc').glob('[0-9]*/cmdline')}; "
+            "path = talweg._client.current().agent_socket.encode(); "
+            "[agent] = [each for each, line in lines.items() if b'--socket_path=' + path in line]; "
+            "told = agent.with_name('environ').read_bytes().split(b'\\0'); "
+            "print(*sorted(each for each in told if each[:10] == b'TALWEG_SLI')); talweg.barrier()"
+        )
+        line = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", sys.executable]
+        line += ["-P", "-c", program]
+        output = self.run_line(line, BYTEPS_PARTITION_BYTES="65536", DMLC_NUM_SERVER="2")
+        self.assertEqual(output.count("b'TALWEG_SLICE_BYTES_MAX=65536'"), 2, output)
+        said = "DMLC_NUM_SERVER has no effect here: torchrun says who is in the job"
+        self.assertEqual(output.count(said), 1, output)
+
     def test_a_program_that_starts_its_ranks_itself(self) -> None:
         """Without a launcher's variables ranks find each other's hosts in torch's store."""
         output = self.run_line([sys.executable, "-P", _BACKEND, "spawn", "2"])

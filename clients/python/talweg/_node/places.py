@@ -62,10 +62,15 @@ def make_private(directory: Path) -> None:
         )
 
 
+def name_of(*identity: object) -> str:
+    """Returns a name of 16 letters and digits. Another identity has another name."""
+    text = "\0".join(str(each) for each in identity)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
 def of_job(environment: Mapping[str, str], *identity: object) -> Path:
     """Returns the directory of a job on one node. `identity` tells apart jobs, and their runs."""
-    text = "\0".join(str(each) for each in identity)
-    return base(environment) / hashlib.sha256(text.encode()).hexdigest()[:16]
+    return base(environment) / name_of(*identity)
 
 
 class Claim:

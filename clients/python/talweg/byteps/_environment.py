@@ -123,7 +123,10 @@ _RANKS = [
         "BYTEPS_LOCAL_RANK", number(0, 1023), "0", "The rank on its node; bpslaunch sets it."
     ),
     _honoured(
-        "BYTEPS_LOCAL_SIZE", number(1, 1024), "1", "How many ranks the node has; bpslaunch sets it."
+        "BYTEPS_LOCAL_SIZE",
+        number(1, 1024),
+        "1",
+        "How many ranks the node has, more than any BYTEPS_LOCAL_RANK; bpslaunch sets it.",
     ),
     _honoured(
         "BYTEPS_GLOBAL_RANK",
@@ -138,7 +141,13 @@ _RANKS = [
         "Where the agent's socket lies when no launcher has started one. The socket's whole path has "
         "at most 107 bytes.",
     ),
-    _honoured("BYTEPS_JOB_ID", text("at most 128 characters", ".{1,128}"), "", "The job's name."),
+    _honoured(
+        "BYTEPS_JOB_ID",
+        text("at most 128 characters without control characters", r"[^\x00-\x1f\x7f]{1,128}"),
+        "",
+        "The job's name, the same at all of its processes; byteps unless set. A scheduler or a server "
+        "without it serves the first job that comes.",
+    ),
 ]
 
 _DATA = [

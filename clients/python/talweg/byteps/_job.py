@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import time
@@ -24,6 +25,7 @@ from talweg.byteps._environment import PROVIDERS, TABLE, log_levels
 WAIT_S = 600.0
 _SLICE_BYTES = 1 << 20
 _SLICE_BYTES_MAX = 1 << 30
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CREDIT_BYTES = (64 << 10, 64 << 30)
 _LANES_MAX = 64
 # The largest renew_ms that a daemon accepts, in seconds.
@@ -44,6 +46,7 @@ class Job:
     host: str
     port: str
     name: str
+    is_named: bool  # BYTEPS_JOB_ID says the name.
     forced: bool
 
     @property
@@ -82,6 +85,7 @@ def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
             else f"DMLC_WORKER_ID is {worker}; with DMLC_NUM_WORKER={workers} it must be 0 to "
             f"{workers - 1}"
         )
+    told_name = TABLE.value(environment, "BYTEPS_JOB_ID")
     return Job(
         workers,
         TABLE.number(environment, "DMLC_NUM_SERVER"),
@@ -89,7 +93,8 @@ def job_of(environment: Mapping[str, str], role: str, local_size: int) -> Job:
         local_size,
         TABLE.value(environment, "DMLC_PS_ROOT_URI"),
         TABLE.value(environment, "DMLC_PS_ROOT_PORT"),
-        TABLE.value(environment, "BYTEPS_JOB_ID") or "byteps",
+        told_name or "byteps",
+        bool(told_name),
         forced,
     )
 
@@ -113,6 +118,12 @@ def worker_of(environment: Mapping[str, str], local_size: int) -> int | None:
 def slice_bytes(environment: Mapping[str, str]) -> int:
     text = TABLE.value(environment, "BYTEPS_PARTITION_BYTES")
     return min((int(text) + 63) // 64 * 64, _SLICE_BYTES_MAX) if text else _SLICE_BYTES
+
+
+def slice_bytes_of_agent(environment: Mapping[str, str]) -> int:
+    """Returns how long this node's agent cuts slices, from the variable that it has got."""
+    told = re.fullmatch(r"(\d{1,10})([KMG]iB)?", environment.get("TALWEG_SLICE_BYTES_MAX", ""))
+    return int(told[1]) * _UNITS[told[2] or ""] if told else _SLICE_BYTES
 
 
 def _credit_bytes(environment: Mapping[str, str]) -> int:
@@ -326,28 +337,34 @@ def live_servers(told: Mapping[str, Any]) -> int:
 class OwnJob:
     """The job that a launcher's scheduler and servers serve.
 
-    It is the first job of its name. A rank that leaves the job and stays has its agent join a later
-    one. A scheduler that others have started may also know older jobs, which are over.
+    It is the first job of its name, or the first of any name if BYTEPS_JOB_ID says none. A rank
+    that leaves the job and stays has its agent join a later one. A scheduler that others have
+    started may also know older jobs, which are over.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, job: Job) -> None:
+        self._name = job.name if job.is_named else ""
         self._id: Any = None
         self._has_looked = False
         # The state is forming, running, failed or finished; empty before the job is there.
         self.state = self.why = ""
         self.member_count = 0
+        # Living jobs of other names.
+        self.others: list[str] = []
 
     def look(self, told: Mapping[str, Any]) -> None:
         """Takes an answer of status()."""
+        over = ("JOB_STATE_FINISHED", "JOB_STATE_FAILED")
         summaries = [each["job"]["summary"] for each in told["jobs"]]
-        mine = [each for each in summaries if each["name"] == self._name]
+        mine = [each for each in summaries if self._name in ("", each["name"])]
         if self._id is None and mine:
-            over = ("JOB_STATE_FINISHED", "JOB_STATE_FAILED")
             live = [each for each in mine if each["state"] not in over]
             own = mine[0] if self._has_looked else (live or mine[-1:])[0]
             self._id = own["job_id"]
         self._has_looked = True
+        self.others = [
+            each["name"] for each in summaries if each not in mine and each["state"] not in over
+        ]
         for each in mine:
             if each["job_id"] == self._id:
                 self.state = each["state"][len("JOB_STATE_") :].lower()
@@ -367,8 +384,8 @@ def socket_path(job: Job, environment: Mapping[str, str], jobs_before: int) -> s
     """
     told = TABLE.value(environment, "BYTEPS_SOCKET_PATH")
     directory = os.path.join(told, f"talweg-{os.getuid()}")
-    place = f"{job.name}-{job.port or 'local'}-{job.worker or 0}-{jobs_before}".replace("/", "_")
-    path = os.path.join(directory, f"byteps-{place[-60:]}.sock")
+    name = places.name_of(job.name, job.port, job.worker or 0, jobs_before)
+    path = os.path.join(directory, f"byteps-{name}.sock")
     over = len(os.fsencode(path)) - _SOCKET_BYTES_MAX
     if over > 0:
         length = len(os.fsencode(told))

@@ -18,14 +18,13 @@ from talweg import errors
 from talweg._client import Client, Declared, Handle
 from talweg._compat import timeline
 from talweg.byteps._environment import TABLE
-from talweg.byteps._job import Job
 from talweg.byteps._keys import Keys
 
 # The largest value of the agent's option.
 _AGENT_ROUNDS_MAX = 1_000_000
 
 
-def prepare_agent(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
+def prepare_agent(node: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that make the node's agent write its timeline of the traced rounds.
 
     Makes the directory. Raises InvalidArgument if that fails.
@@ -42,7 +41,7 @@ def prepare_agent(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         ) from None
     rounds = min(TABLE.number(environment, "BYTEPS_TRACE_END_STEP"), _AGENT_ROUNDS_MAX)
     return {
-        "TALWEG_TRACE_PATH": os.path.join(directory, f"agent_{job.worker or 0}.json"),
+        "TALWEG_TRACE_PATH": os.path.join(directory, f"agent_{node}.json"),
         "TALWEG_TRACE_ROUNDS": str(rounds),
     }
 

@@ -1,20 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says for how many workers init() and resume() wait."""
+"""Says for whom init() and resume() wait."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from talweg import errors
 from talweg.byteps import _job
 
-# After how many seconds it says so, and how often it looks until then.
+# After how many seconds it first says so, how often it looks until then, and how often it says so.
 _SAY_AFTER_S = 5.0
 _LOOK_S = 1.0
+_SAY_S = 10.0
+_NAMED_MAX = 8
+
+
+def _missing(job: _job.Job, members: list[Mapping[str, Any]]) -> str:
+    """Returns a text that names the workers that are not among the members."""
+    gone = ("MEMBER_STATE_LEFT", "MEMBER_STATE_LOST")
+    living = (each["member"]["id"] for each in members if each["state"] not in gone)
+    here = {int(each["node_rank"]) for each in living}
+    missing = [str(worker) for worker in range(job.workers) if worker not in here]
+    named = ", ".join(missing[:_NAMED_MAX])
+    more = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
+    return f"; DMLC_WORKER_ID {named}{more} {'is' if len(missing) == 1 else 'are'} missing"
 
 
 def _text(job: _job.Job, told: Mapping[str, Any] | None) -> str:
@@ -25,35 +38,42 @@ def _text(job: _job.Job, told: Mapping[str, Any] | None) -> str:
             here = int(summary["member_count"])
             return (
                 f"workers: {here} of {job.workers} (DMLC_NUM_WORKER, or num_workers of resume()) "
-                f"{'is' if here == 1 else 'are'} there"
+                f"{'is' if here == 1 else 'are'} there{_missing(job, each['job']['members'])}"
             )
     return ""
 
 
-@contextlib.contextmanager
-def waiting(job: _job.Job, log: logging.Logger) -> Iterator[None]:
-    """A context in which this rank waits for the whole job. Warns once, when that takes long.
+def text_of_workers(job: _job.Job) -> str:
+    """Returns for which workers the job waits, by its scheduler's answer; empty if for none."""
+    return _text(job, _job.status(job.scheduler))
 
-    An error at the end of the wait says whom the job has waited for.
+
+@contextlib.contextmanager
+def waiting(text: Callable[[], str], log: logging.Logger) -> Iterator[None]:
+    """A context in which this rank waits. Warns every ten seconds, when that takes long.
+
+    `text` returns for whom the rank waits; empty if for nobody, or if it is not known. An error at
+    the end of the wait says it, too.
     """
     is_over = threading.Event()
 
     def say() -> None:
         after_s = _SAY_AFTER_S
         while not is_over.wait(after_s):
-            text, after_s = _text(job, _job.status(job.scheduler)), _LOOK_S
-            if text and not is_over.is_set():
-                return log.warning("waiting for %s", text)
+            told, after_s = text(), _LOOK_S
+            if told and not is_over.is_set():
+                log.warning("waiting for %s", told)
+                after_s = _SAY_S
 
     thread = threading.Thread(target=say, name="talweg-waiting", daemon=True)
     thread.start()
     try:
         yield
     except errors.Timeout as error:
-        text = _text(job, _job.status(job.scheduler))
-        if not text:
+        told = text()
+        if not told:
             raise
-        raise errors.Timeout(f"{error}; it has waited for {text}") from None
+        raise errors.Timeout(f"{error}; it has waited for {told}") from None
     finally:
         is_over.set()
         thread.join()

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from talweg import _programs
 from talweg._compat.environment import logger
@@ -168,7 +169,8 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     line.append(f"--ranks-per-node={job.local_size}")
     rank = str(Path(__file__).with_name("_rank.py"))
     line += ["--", sys.executable, rank, sections, command_of(arguments, environment)]
-    environment.update(_job.daemon_variables(environment) | _trace.prepare_agent(job, environment))
+    traced = _trace.prepare_agent(job.worker or 0, environment)
+    environment.update(_job.daemon_variables(environment) | traced)
     os.execve(line[0], line, environment)  # `talweg run` passes signals on, and ends all it starts.
     raise AssertionError
 
@@ -243,21 +245,30 @@ def _daemon(line: list[str], environment: dict[str, str]) -> _Process:
 
 def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over and its servers have left."""
-    host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
+    binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
+    host = "0.0.0.0" if binds_all else job.host
+    # With NAT this host may not reach itself at DMLC_PS_ROOT_URI.
+    asked = ([f"127.0.0.1:{job.port}"] if binds_all else []) + [job.scheduler]
     line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory", *_job.NETWORK_OPTIONS]
     lease_s = TABLE.number(environment, "PS_HEARTBEAT_TIMEOUT")
     if lease_s > 0:
         line.append(f"--lease_ms={lease_s * 1000}")
     variables = dict(environment, TALWEG_LOG_LEVEL=_job.log_level(environment))
     said = _Saying()
-    own, lone = _job.OwnJob(job.name), _LoneWorker(job)
+    own, lone = _job.OwnJob(job), _LoneWorker(job)
     with _daemon(line, variables) as daemon:
         while daemon.poll() is None:
-            told = _job.status(job.scheduler)
-            if told is not None:
+            told = _ask(asked)
+            if told is None:
+                said.say(
+                    f"the scheduler does not answer at {' or '.join(asked)}, so nobody knows here "
+                    "when the job is over: set DMLC_PS_ROOT_URI to an address that also this host "
+                    "reaches"
+                )
+            else:
                 own.look(told)
                 if own.is_over:
-                    _await_leaving(job)
+                    _await_leaving(asked)
                     return _over(own)
                 said.say(_waits_for(job, told, own))
                 if lone.stays_away(own.state):
@@ -266,10 +277,19 @@ def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
         raise TalwegError(f"the scheduler has ended with exit status {daemon.returncode}")
 
 
-def _await_leaving(job: _job.Job) -> None:
+def _ask(addresses: list[str]) -> dict[str, Any] | None:
+    """Returns the status by the first address at which the scheduler answers; None if by none."""
+    for address in addresses:
+        told = _job.status(address)
+        if told is not None:
+            return told
+    return None
+
+
+def _await_leaving(addresses: list[str]) -> None:
     end = time.monotonic() + _LEAVE_S
     while time.monotonic() < end:
-        told = _job.status(job.scheduler)
+        told = _ask(addresses)
         if told is None or _job.live_servers(told) == 0:
             return
         time.sleep(_ASK_S)
@@ -293,7 +313,16 @@ def _waits_for(job: _job.Job, told: Mapping[str, object], own: _job.OwnJob) -> s
         missing.append(f"servers ({servers} of {job.servers} are there)")
     if members < job.workers:
         missing.append(f"workers ({members} of {job.workers} are there)")
-    return "waiting for " + " and ".join(missing) if missing else ""
+    if not missing:
+        return ""
+    text = "waiting for " + " and ".join(missing)
+    if own.others and not own.state:
+        names = ", ".join(f"'{name}'" for name in own.others)
+        text += (
+            f"; BYTEPS_JOB_ID is '{job.name}' here, and the scheduler has {names}: set it to the same "
+            "at all processes of the job"
+        )
+    return text
 
 
 class _Saying:
@@ -352,7 +381,7 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
     if binds_all:
         variables["TALWEG_ADVERTISE"] = address
     said = _Saying()
-    own, lone = _job.OwnJob(job.name), _LoneWorker(job)
+    own, lone = _job.OwnJob(job), _LoneWorker(job)
     seen = False
     last_answer = time.monotonic()
     with _daemon(line, variables) as daemon:
@@ -363,6 +392,7 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
                 own.look(told)
                 if own.is_over:
                     return _over(own)
+                said.say(_waits_for(job, told, own))
                 if lone.stays_away(own.state):
                     return 0
             elif lone.stays_away(""):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from talweg._compat.daemons import is_first_here
 from talweg._compat.environment import (
     ANY,
     Effect,
@@ -225,17 +226,9 @@ def agent_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment.get(name, value) for name, value in told.items()}
 
 
-# Launchers' names for a rank's number on its host.
-_LOCAL_RANKS = (
-    *("HOROVOD_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-    "SLURM_LOCALID",
-)
-
-
 def says(environment: Mapping[str, str]) -> bool:
     """Whether this process reports the variables: the node's first rank, or one without others."""
-    told = next((environment[name] for name in _LOCAL_RANKS if environment.get(name)), "0")
-    return told == "0"
+    return is_first_here(environment, "HOROVOD_LOCAL_RANK")
 
 
 def launcher_variables(interfaces: Sequence[str], is_elastic: bool) -> dict[str, str]:

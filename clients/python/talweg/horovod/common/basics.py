@@ -14,6 +14,7 @@ import talweg
 from talweg import _at_exit, _client, errors
 from talweg._call_site import warn
 from talweg._client import session
+from talweg._compat import daemons
 from talweg._compat.environment import logger
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Unsupported
@@ -83,16 +84,12 @@ def _tell_agent(log: logging.Logger) -> None:
     """Sets the variables for an agent that init() starts. Warns if the agent already runs without
     them.
     """
-    told = agent_variables(os.environ)
-    missing = [f"{name}={value}" for name, value in told.items() if name not in os.environ]
     if "TALWEG_AGENT_SOCKET" not in os.environ:
-        os.environ.update(told)
-    elif missing and says(os.environ):
-        log.warning(
-            "HOROVOD_STALL_* is not known to this node's agent, which runs already: start the job by "
-            "horovodrun, or with %s",
-            " ".join(missing),
-        )
+        daemons.take_back()
+        daemons.give(agent_variables(os.environ))
+    elif says(os.environ):
+        told = agent_variables(os.environ)
+        daemons.warn_of_running_agent(log, ["HOROVOD_STALL_*"], told, "horovodrun")
 
 
 def _tell_numbers() -> None:

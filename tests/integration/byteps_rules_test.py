@@ -6,7 +6,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
+import shutil
 import socket
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
@@ -15,8 +18,9 @@ from typing import ClassVar
 import job
 from byteps_commands import run
 from talweg._compat.environment import VariableError
-from talweg.byteps import _cores, _job, _trace
+from talweg.byteps import _cores, _job, _trace, launcher
 from talweg.byteps._environment import TABLE
+from talweg.byteps.dist_launcher import remote_line
 from talweg.errors import TalwegError, Unsupported
 
 # The topologies of machines, from libs/topology.
@@ -253,6 +257,93 @@ class VariablesTest(unittest.TestCase):
             for value in variable.refused:
                 with self.assertRaisesRegex(Unsupported, re.escape(variable.remedy)):
                     variable.check(value)
+
+
+# Commands of the launchers, and the last line that each prints. A single word is a line of shell.
+_COMMANDS = (
+    (["echo $ROLE; cd /; pwd"], "/"),
+    (["cd / && pwd"], "/"),
+    (["export A=b; sh -c 'echo $A'"], "b"),
+    (["A=b sh -c 'echo $A'"], "b"),
+    (["A=b", "sh", "-c", "echo $A"], "b"),
+    (["echo", "a; pwd", "$ROLE"], "a; pwd $ROLE"),
+)
+
+
+class CommandsTest(unittest.TestCase):
+    """Tests what the launchers make of a COMMAND, without a job."""
+
+    def _last_line(self, shell: str, line: str) -> str:
+        process = subprocess.Popen(
+            [shell, "-c", line],
+            stdin=subprocess.PIPE,  # A command ends when ssh's stdin ends.
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "ROLE": "worker"},
+        )
+        assert process.stdin is not None and process.stdout is not None
+        with process, process.stdin:
+            output = process.stdout.read()
+        self.assertEqual(process.returncode, 0, output)
+        return output.splitlines()[-1]
+
+    def test_on_a_host(self) -> None:
+        for command, wanted in _COMMANDS:
+            for shell in ("sh", "bash"):
+                with self.subTest(command=command, shell=shell):
+                    line = remote_line({"X": "it's"}, command)
+                    self.assertEqual(self._last_line(shell, line), wanted)
+
+    def test_a_line_ends_with_ssh(self) -> None:
+        """All that it has started ends, and nothing begins that follows in the line."""
+        for shell in ("sh", "bash"):
+            program = "trap 'sleep 0.2; echo has ended; exit' TERM; echo there; "
+            program = shlex.quote(program + "while :; do sleep 0.1; done")
+            line = remote_line({}, [f"sleep 300 & sh -c {program}; echo goes on"])
+            process = subprocess.Popen(
+                [shell, "-c", line],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            with process:
+                self.assertEqual(process.stdout.readline(), "there\n")
+                output, _ = process.communicate(timeout=job.TIMEOUT_S)  # It closes stdin.
+            self.assertEqual((process.returncode, output), (143, "has ended\n"))
+
+    def test_in_gdb(self) -> None:
+        if shutil.which("gdb") is None:
+            print("SKIPPED: no gdb; bazel/prepare --for=test installs it")
+            return
+        for command, wanted in _COMMANDS:
+            with self.subTest(command=command):
+                line = launcher.command_of(command, {"BYTEPS_ENABLE_GDB": "1"})
+                output = self._lines_in_gdb(line)
+                self.assertIn(wanted, output)
+        crash = "kill -ABRT $$"
+        for command in ([f"cd / && sh -c '{crash}'"], ["sh", "-c", crash]):
+            line = launcher.command_of(command, {"BYTEPS_ENABLE_GDB": "1"})
+            output = self._lines_in_gdb(line, status=255)
+            self.assertRegex(
+                "\n".join(output), r"received signal SIGABRT[\s\S]*#\d+ .* in (__GI_)?kill"
+            )
+
+    def _lines_in_gdb(self, line: str, status: int = 0) -> list[str]:
+        done = subprocess.run(
+            ["sh", "-c", line],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "ROLE": "worker"},
+            timeout=job.TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, status, done.stdout)
+        return done.stdout.splitlines()
 
 
 class CoresTest(unittest.TestCase):

@@ -24,7 +24,7 @@ from pathlib import Path
 from talweg import _programs
 from talweg._compat.environment import logger
 from talweg._node.hosts import interruptible
-from talweg.byteps import _cores, _job, _trace
+from talweg.byteps import _cores, _job, _shell, _trace
 from talweg.byteps._environment import TABLE, log_levels
 from talweg.errors import TalwegError
 
@@ -99,13 +99,14 @@ def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say
 
 def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
     """Returns the line for a rank's shell. One argument is a line of shell. Several are quoted."""
-    line = arguments[0] if len(arguments) == 1 else shlex.join(arguments)
     if not TABLE.switch(environment, "BYTEPS_ENABLE_GDB"):
-        return line
+        return _shell.line_of(arguments)
     if shutil.which("gdb") is None:
         raise TalwegError("BYTEPS_ENABLE_GDB is 1, and there is no gdb: install it, or unset it")
-    # The shell finds the program, which may be a script, and gdb follows it. gdb's exit status is
-    # the program's, or 255 after a crash.
+    # The shell finds the program, which may be a script, becomes it, and gdb follows it. bash becomes
+    # the last command of a line by itself, and dash does not. gdb's exit status is the program's, or
+    # 255 after a crash.
+    shell = (shutil.which("bash") if len(arguments) == 1 else None) or "/bin/sh"
     gdb = ["gdb", "-q", "-batch", "-return-child-result", "-nx"]
     for command in (
         "handle SIGPIPE SIGUSR1 SIGUSR2 SIGALRM SIGCHLD nostop noprint pass",
@@ -113,7 +114,7 @@ def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
         "python gdb.selected_thread() and gdb.execute('bt')",
     ):
         gdb += ["-ex", command]
-    return "exec " + shlex.join([*gdb, "--args", "/bin/sh", "-c", f"exec {line}"])
+    return "exec " + shlex.join([*gdb, "--args", shell, "-c", _shell.becoming(arguments)])
 
 
 def _plan_cores(

@@ -30,7 +30,8 @@ _NO_PLUGIN = "no module is compiled against a framework; each finds its own when
 _NO_CUDA = "nothing is compiled against CUDA or NCCL; the agent opens a GPU's driver when it runs"
 _NO_UCX = "libfabric carries the data, by the provider that DMLC_ENABLE_RDMA chooses at run time"
 _NO_MPI = "there is no MPI; mpirun starts programs without it"
-# Variables of BytePS's setup.py that there is no need for, and why.
+# Variables of BytePS's setup.py that there is no need for, and why. talweg.byteps gives the same
+# reasons when a program runs.
 _NEEDLESS = {
     **{f"BYTEPS_WITHOUT_{name}": _NO_PLUGIN for name in ("TENSORFLOW", "PYTORCH", "MXNET")},
     "BYTEPS_SERVER_MXNET_PATH": _NO_PLUGIN,

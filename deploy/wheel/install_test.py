@@ -209,6 +209,19 @@ class InstallTest(unittest.TestCase):
         output = self._run(*pip, "--verbose", env=variables)  # Without a terminal.
         self.assertIn("BYTEPS_WITHOUT_PYTORCH is needless", output)
 
+    def test_the_reasons_are_those_of_the_table(self) -> None:
+        for place in ("deploy/wheel", "clients/python"):
+            sys.path.insert(0, str(self.tree / place))
+            self.addCleanup(sys.path.remove, str(self.tree / place))
+        import checkout_backend
+        from talweg.byteps._environment import TABLE
+
+        needless = checkout_backend._NEEDLESS
+        meanings = {name: TABLE.by_name[name].meaning.lower() for name in needless}
+        self.assertEqual(meanings, {name: f"{why}.".lower() for name, why in needless.items()})
+        for framework in checkout_backend._FRAMEWORKS:
+            self.assertIn("refuse", TABLE.by_name[f"BYTEPS_WITH_{framework}"].meaning)
+
     @unittest.skipIf(_FULL, "Bazel itself builds")
     def test_a_build_that_fails(self) -> None:
         broken = self.directory / "broken"

@@ -411,36 +411,52 @@ _EXAMPLES = [
     ),
 ]
 
-_NOT_BUILT = "Nothing is compiled when Talweg is installed."
+# deploy/wheel/checkout_backend.py gives the same reasons when a checkout is installed.
+_NO_PLUGIN = "No module is compiled against a framework; each finds its own when it is imported."
+_NO_CUDA = "Nothing is compiled against CUDA or NCCL; the agent opens a GPU's driver when it runs."
+_NO_UCX = "libfabric carries the data, by the provider that DMLC_ENABLE_RDMA chooses at run time."
+_NO_MPI = "There is no MPI; mpirun starts programs without it."
+_NO_CLONE = "deploy/images/build makes images from wheels, and clones nothing."
 _BUILD = [
-    _none(name, ANY, default, _NOT_BUILT)
-    for name, default in (
-        ("BYTEPS_WITHOUT_TENSORFLOW", ""),
-        ("BYTEPS_WITHOUT_PYTORCH", ""),
-        ("BYTEPS_WITHOUT_MXNET", ""),
-        ("BYTEPS_WITH_TENSORFLOW", ""),
-        ("BYTEPS_WITH_PYTORCH", ""),
-        ("BYTEPS_WITH_MXNET", ""),
-        ("BYTEPS_WITHOUT_PRESETUP", ""),
-        ("BYTEPS_WITH_UCX", ""),
-        ("BYTEPS_UCX_HOME", ""),
-        ("BYTEPS_UCX_PREFIX", "/usr/local"),
-        ("BYTEPS_UCX_TARBALL_PATH", ""),
-        ("BYTEPS_NCCL_HOME", "/usr/local/nccl"),
-        ("BYTEPS_NCCL_LINK", "SHARED"),
-        ("BYTEPS_CUDA_HOME", "/usr/local/cuda"),
-        ("BYTEPS_CUDA_INCLUDE", ""),
-        ("BYTEPS_CUDA_LIB", ""),
-        ("BYTEPS_USE_MPI", ""),
-        ("BYTEPS_MPICXX_SHOW", ""),
-        ("BYTEPS_SERVER_MXNET_PATH", ""),
-        ("MXNET_SOURCE_ROOT", ""),
-        ("MXNET_USE_MKLDNN", ""),
-        ("BYTEPS_BASE_PATH", "/usr/local"),
-        ("BYTEPS_PATH", "/usr/local/byteps"),
-        ("BYTEPS_GIT_LINK", ""),
-        ("BYTEPS_BRANCH", ""),
-    )
+    *(
+        _none(f"BYTEPS_WITHOUT_{name}", ANY, "", _NO_PLUGIN)
+        for name in ("TENSORFLOW", "PYTORCH", "MXNET")
+    ),
+    *(
+        _honoured(
+            f"BYTEPS_WITH_{name}",
+            ANY,
+            "",
+            f"1: pip and setup.py refuse to install a checkout where {module} is not installed.",
+        )
+        for name, module in (("TENSORFLOW", "tensorflow"), ("PYTORCH", "torch"), ("MXNET", "mxnet"))
+    ),
+    _none("BYTEPS_WITHOUT_PRESETUP", ANY, "", "Nothing is fetched before the build."),
+    *(
+        _none(name, ANY, default, why)
+        for name, default, why in (
+            ("BYTEPS_WITH_UCX", "", _NO_UCX),
+            ("BYTEPS_UCX_HOME", "", _NO_UCX),
+            ("BYTEPS_UCX_PREFIX", "/usr/local", _NO_UCX),
+            ("BYTEPS_UCX_TARBALL_PATH", "", _NO_UCX),
+            ("BYTEPS_NCCL_HOME", "/usr/local/nccl", _NO_CUDA),
+            ("BYTEPS_NCCL_INCLUDE", "", _NO_CUDA),
+            ("BYTEPS_NCCL_LIB", "", _NO_CUDA),
+            ("BYTEPS_NCCL_LINK", "SHARED", _NO_CUDA),
+            ("BYTEPS_CUDA_HOME", "/usr/local/cuda", _NO_CUDA),
+            ("BYTEPS_CUDA_INCLUDE", "", _NO_CUDA),
+            ("BYTEPS_CUDA_LIB", "", _NO_CUDA),
+            ("BYTEPS_USE_MPI", "", _NO_MPI),
+            ("BYTEPS_MPICXX_SHOW", "", _NO_MPI),
+            ("BYTEPS_SERVER_MXNET_PATH", "", _NO_PLUGIN),
+            ("MXNET_SOURCE_ROOT", "", _NO_PLUGIN),
+            ("MXNET_USE_MKLDNN", "", _NO_PLUGIN),
+            ("BYTEPS_BASE_PATH", "/usr/local", _NO_CLONE),
+            ("BYTEPS_PATH", "/usr/local/byteps", _NO_CLONE),
+            ("BYTEPS_GIT_LINK", "", _NO_CLONE),
+            ("BYTEPS_BRANCH", "", _NO_CLONE),
+        )
+    ),
 ]
 
 TABLE = Table(

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 from typing import ClassVar
 
@@ -56,6 +57,44 @@ class VariablesTest(unittest.TestCase):
                 "PS_VERBOSE": "2",
             }
         )
+
+    def test_lists(self) -> None:
+        allowed = {
+            "BYTEPS_REDUCE_ROOTS": ("-1", "0", "0, 1"),
+            "BYTEPS_CPU_BLACKLIST": ("-1", "0,1", " 0, 1", "-1,3"),
+            "BYTEPS_VISIBLE_CPU_CORES": ("0", "3-3", "1,4-5:20-65535"),
+            "NVIDIA_VISIBLE_DEVICES": ("0", "0,1", "all", "GPU-1f,", "none"),
+        }
+        refused = {
+            "BYTEPS_REDUCE_ROOTS": ("a", ",", "0,"),
+            "BYTEPS_CPU_BLACKLIST": ("0 1", ",", "1,", "0-1", "9" * 5000),
+            "BYTEPS_VISIBLE_CPU_CORES": ("1-0", "0,5-4", "0:1-0", "0-99999999999", "1,", "0-65536"),
+            "NVIDIA_VISIBLE_DEVICES": (",", " ", " , "),
+        }
+        for name, values in allowed.items():
+            for value in values:
+                self.assertEqual(TABLE.value({name: value}, name), value)
+        for name, values in refused.items():
+            for value in values:
+                with self.subTest(name=name, value=value[:20]):
+                    with self.assertRaisesRegex(VariableError, f"{name} is '{value}'; it must be"):
+                        TABLE.value({name: value}, name)
+
+    def test_how_many_ranks_a_node_has(self) -> None:
+        def count(visible: str, gpus: int) -> tuple[int, list[str]]:
+            said: list[str] = []
+            with unittest.mock.patch.object(launcher, "gpu_count", lambda: gpus):
+                variables = {"NVIDIA_VISIBLE_DEVICES": visible} if visible else {}
+                return launcher.rank_count(variables, said.append), said
+
+        for visible in ("", "none", "void"):
+            self.assertEqual(count(visible, 4), (1, []))
+        self.assertEqual(count("all", 4), (4, []))
+        self.assertEqual(count("all", 0), (1, []))
+        self.assertEqual(count("0,2, 3,", 4), (3, []))
+        ranks, said = count("0,1", 0)
+        text = "there is no GPU: NVIDIA_VISIBLE_DEVICES=0,1 stands for 2 ranks on CPUs"
+        self.assertEqual((ranks, said), (2, [text]))
 
     def test_misspelt_names(self) -> None:
         found = TABLE.misspelt({"BYTEPS_PARTITON_BYTES": "1", "DMLC_WORKERID": "0", "HOME": "/"})
@@ -372,7 +411,8 @@ class CoresTest(unittest.TestCase):
         self.assertEqual(self._plan(2, BYTEPS_MULTITHREADED_CPU="0"), ["0-15,32-47", "16-31,48-63"])
 
     def test_cores_that_are_left_out(self) -> None:
-        plan = self._plan(8, BYTEPS_CPU_BLACKLIST="0,2,33")
+        self.assertEqual(self._plan(8, BYTEPS_CPU_BLACKLIST="-1"), self._plan(8))
+        plan = self._plan(8, BYTEPS_CPU_BLACKLIST="0, 2,33")
         assert plan is not None
         self.assertEqual(plan[0], "1,3-4,35-36")  # Also a core within a range is left out.
         self.assertFalse({0, 2, 33} & {c for cores in plan for c in _cores.parse(cores)})
@@ -400,7 +440,7 @@ class CoresTest(unittest.TestCase):
 
         expected = ["16-23,48-55", "24-31,56-63", "0-7,32-39", "8-15,40-47"]
         self.assertEqual(plan("0,1,2,3", 4), expected)
-        self.assertEqual(plan("2,0", 2), ["0-15,32-47", "16-23,48-55"])
+        self.assertEqual(plan(",2,0", 2), ["0-15,32-47", "16-23,48-55"])
         self.assertEqual(plan("", 1), ["16-23,48-55"])
         # One node has GPUs for more ranks than it has cores. Ranks get its last cores, then others.
         self.assertEqual(plan("0,1,0", 3), ["16-25,48-57", "26-31,58-63", "0-7,32-39"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from talweg._compat.environment import (
@@ -19,7 +20,9 @@ from talweg._compat.environment import (
 )
 
 _MANY = 2**31 - 1
-_CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
+# An item of a list, as BytePS reads it: blanks may surround it, and -1 stands for nothing.
+_INTEGER = r"\s*(-1|\d{1,9})\s*"
+_CORE_MAX = 65535
 _LOG_LEVELS = {
     "TRACE": ("DEBUG", "debug"),
     "DEBUG": ("DEBUG", "debug"),
@@ -45,6 +48,21 @@ def _honoured(
 
 def _none(name: str, kind: Kind, default: str, meaning: str) -> Variable:
     return Variable(name, kind, default, Effect.NONE, meaning)
+
+
+def _lists_of_cores() -> Kind:
+    def is_list(text: str) -> bool:
+        parts = [re.fullmatch(r"(\d{1,9})(-(\d{1,9}))?", part) for part in text.split(",")]
+        return all(
+            part is not None and int(part[1]) <= int(part[3] or part[1]) <= _CORE_MAX
+            for part in parts
+        )
+
+    allowed = (
+        "a list of cores for each rank, as in 1,4-5,7-11,12:20-25, where a range has its lower core "
+        f"first and no core is above {_CORE_MAX}"
+    )
+    return Kind(allowed, lambda text: all(is_list(section) for section in text.split(":")))
 
 
 _ROLES = [
@@ -112,7 +130,7 @@ _ROLES = [
     ),
     _honoured(
         "NVIDIA_VISIBLE_DEVICES",
-        text("a comma-separated list, all, none or void"),
+        text("a comma-separated list, all, none or void", r"(?s).*[^\s,].*"),
         "",
         "One rank for each entry. Where there is no GPU the ranks run on CPUs; a line says so once.",
     ),
@@ -197,7 +215,7 @@ _DATA = [
     _none("BYTEPS_THREADPOOL_SIZE", number(0, 1024), "0", "An agent has one data thread."),
     _none(
         "BYTEPS_REDUCE_ROOTS",
-        text("a comma-separated list of local ranks", r"\d+(,\d+)*"),
+        text("-1, or a comma-separated list of local ranks", rf"{_INTEGER}(,{_INTEGER})*"),
         "",
         "The agent, or all ranks of a node together, sum what the node's ranks have pushed.",
     ),
@@ -367,13 +385,13 @@ _CORE = [
     ),
     _honoured(
         "BYTEPS_CPU_BLACKLIST",
-        text("-1, or a comma-separated list of cores", r"-1|\d+(,\d+)*"),
+        text("-1, or a comma-separated list of cores", rf"{_INTEGER}(,{_INTEGER})*"),
         "-1",
         "Logical cores that the automatic assignment, and the node's agent, leave out.",
     ),
     _honoured(
         "BYTEPS_VISIBLE_CPU_CORES",
-        text("a list of cores for each rank, as in 1,4-5,7-11,12:20-25", f"{_CORES}(:{_CORES})*"),
+        _lists_of_cores(),
         "",
         "The cores of each rank of the node, instead of the automatic assignment. The node's agent "
         "runs on any of them.",

@@ -94,7 +94,7 @@ def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say
     if gpus == 0:
         ranks = "one rank" if len(entries) == 1 else f"{len(entries)} ranks"
         say(f"there is no GPU: NVIDIA_VISIBLE_DEVICES={told} stands for {ranks} on CPUs")
-    return max(len(entries), 1)
+    return len(entries)
 
 
 def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import job
-from byteps_commands import run
+from byteps_commands import run, shared
 from talweg._compat.environment import VariableError
 from talweg.byteps import _cores, _job, _trace, launcher
 from talweg.byteps._environment import TABLE
@@ -263,6 +263,18 @@ class VariablesTest(unittest.TestCase):
             for missing in (Path(none), Path(none) / "nothing"):
                 with self.assertRaisesRegex(VariableError, "DMLC_ENABLE_RDMA is 1, .* set it to 0"):
                     _job.provider({"DMLC_ENABLE_RDMA": "1"}, missing)
+
+    def test_an_interface_that_is_not_there(self) -> None:
+        for name in ("", "lo", "lo:1"):
+            _job.require_interface({"DMLC_INTERFACE": name})
+        wrong = shared(DMLC_INTERFACE="none9", DMLC_PS_ROOT_URI="192.0.2.1", DMLC_WORKER_ID="0")
+        text = r"DMLC_INTERFACE is 'none9', and this machine has lo.*: set it to one of these"
+        for role in ("worker", "server", "scheduler"):
+            # The scheduler ends, because this machine does not have the address either.
+            done = run(["true"] if role == "worker" else [], **wrong, DMLC_ROLE=role)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stderr, text)
+        self.assertIn("listens on 192.0.2.1:", done.stderr)
 
     def test_where_ranks_meet_belongs_to_their_user(self) -> None:
         with tempfile.TemporaryDirectory(dir="/tmp") as parent:

@@ -98,7 +98,9 @@ _ROLES = [
         "DMLC_INTERFACE",
         text("the name of a network interface", r"\S{1,64}"),
         "",
-        "The interface whose address daemons bind and connections come from.",
+        "The interface whose address a worker's and a server's daemons bind, and their connections "
+        "come from. A worker or a server without it fails. A scheduler listens on DMLC_PS_ROOT_URI, "
+        "and says that it lacks the interface.",
     ),
     _honoured(
         "DMLC_NODE_HOST",

@@ -159,6 +159,7 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     line = [_programs.tool(), "run", "--no-prefix", f"--job={job.name}"]
     if job.is_distributed:
         provider = _job.provider(environment)
+        _job.require_interface(environment)
         _job.await_servers(job, _say)
         line += [
             f"--scheduler={job.scheduler}",
@@ -244,6 +245,10 @@ def _daemon(line: list[str], environment: dict[str, str]) -> _Process:
 
 def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over and its servers have left."""
+    lacking = _job.lacking_interface(environment)
+    if lacking:
+        # dist_launcher.py gives all machines one name.
+        _say(f"{lacking}. The scheduler listens on {job.scheduler} in any case")
     host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
     line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory", *_job.NETWORK_OPTIONS]
     lease_s = TABLE.number(environment, "PS_HEARTBEAT_TIMEOUT")
@@ -335,6 +340,7 @@ class _LoneWorker:
 
 def _server(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over or the scheduler has left."""
+    _job.require_interface(environment)
     address = _job.own_address(job, environment)
     binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
     host = "0.0.0.0" if binds_all else address

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import job
-from byteps_commands import run, shared
+from byteps_commands import environment, run, shared
 from talweg._compat.environment import VariableError
 from talweg.byteps import _cores, _job, _trace, launcher
 from talweg.byteps._environment import TABLE
@@ -395,6 +396,32 @@ class CommandsTest(unittest.TestCase):
         )
         self.assertEqual(done.returncode, status, done.stdout)
         return done.stdout.splitlines()
+
+    def test_a_checkout_without_wheels(self) -> None:
+        """Ranks find both packages in it, as the launcher does."""
+        clients = Path(job.TOOL).parents[1]
+        with tempfile.TemporaryDirectory() as directory:
+            made = Path(directory) / "clients"
+            for name in ("launcher", "python"):
+                shutil.copytree(clients / "byteps" / name, made / "byteps" / name)
+            for name in ("c", "cli", "python"):
+                (made / name).symlink_to(clients / name)
+            variables = environment(DMLC_ROLE="worker")
+            del variables["PYTHONPATH"]
+            program = "import byteps, talweg; print(byteps.__file__, talweg.__file__, sep=';')"
+            launch = str(made / "byteps" / "launcher" / "launch.py")
+            done = subprocess.run(
+                [sys.executable, "-P", launch, sys.executable, "-P", "-c", program],
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=job.TIMEOUT_S,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            places = [Path(each).relative_to(made) for each in done.stdout.strip().split(";")]
+        found = ["python/talweg/byteps/__init__.py", "python/talweg/__init__.py"]
+        self.assertEqual([str(place) for place in places], found)
 
 
 class CoresTest(unittest.TestCase):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests BytePS's variables, and its rules for cores."""
+"""Tests BytePS's variables, and what its launchers make of a COMMAND."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ import tempfile
 import unittest
 import unittest.mock
 from pathlib import Path
-from typing import ClassVar
 
 import job
 from byteps_commands import environment, run, shared
 from talweg._compat.environment import VariableError
-from talweg.byteps import _cores, _job, _trace, launcher
+from talweg.byteps import _job, _trace, launcher
 from talweg.byteps._environment import TABLE
 from talweg.byteps.dist_launcher import remote_line
-from talweg.errors import TalwegError, Unsupported
+from talweg.errors import Unsupported
 
-# The topologies of machines, from libs/topology.
-_MACHINES = Path(job.TOOL).parents[2] / "libs" / "topology" / "testdata"
+# A rank that is alone, and takes a sample of each round. It prints whether there is none.
+_SPEED = """
+import numpy as np
+import talweg
+from talweg._compat import timeline
+from talweg.byteps import common as bps
+timeline.Speed._PERIOD_NS = 0
+bps.init()
+talweg.push_pull(np.ones(4, np.float32), name="x")
+print(bps.get_pushpull_speed() == (0, -5.0))
+"""
 
 
 class VariablesTest(unittest.TestCase):
@@ -207,8 +215,31 @@ class VariablesTest(unittest.TestCase):
             "TALWEG_RESULTS_BY_PRIORITY",
             _job.daemon_variables({"BYTEPS_SERVER_ENABLE_SCHEDULE": "0"}, is_server=True),
         )
+        debugged = {"BYTEPS_SERVER_DEBUG": "1"}
+        for is_server, level in ((True, "debug"), (False, "warning")):
+            told = _job.daemon_variables(debugged, is_server=is_server)
+            self.assertEqual(told["TALWEG_LOG_LEVEL"], level)
         with_tls = {"DMLC_INTERFACE": "eth5", "TALWEG_TLS_DIR": "/certificates"}
         self.assertNotIn("TALWEG_INSECURE", _job.daemon_variables(with_tls))
+
+    def test_where_daemons_listen(self) -> None:
+        given = shared(DMLC_PORT="5", DMLC_NODE_HOST="127.0.0.7")
+        scheduler = f"127.0.0.1:{given['DMLC_PS_ROOT_PORT']}"
+        for binds_all in (False, True):
+            given["DMLC_USE_KUBERNETES"] = str(int(binds_all))
+            line = launcher.scheduler_line(_job.job_of(given, "scheduler", 1), given)
+            wanted = scheduler.replace("127.0.0.1", "0.0.0.0") if binds_all else scheduler
+            self.assertIn(f"--listen={wanted}", line)
+            line, variables = launcher.server_line(_job.job_of(given, "server", 1), given)
+            host = "0.0.0.0" if binds_all else "127.0.0.7"
+            for option in (f"--listen={host}:5", f"--admin_listen={host}:0"):
+                self.assertIn(option, line)
+            self.assertIn(f"--scheduler={scheduler}", line)
+            self.assertEqual(variables["TALWEG_ADVERTISE"], "127.0.0.7")
+        # Without DMLC_NODE_HOST it is the address by which a server reaches the scheduler.
+        del given["DMLC_NODE_HOST"]
+        _, variables = launcher.server_line(_job.job_of(given, "server", 1), given)
+        self.assertEqual(variables["TALWEG_ADVERTISE"], "127.0.0.1")
 
     def test_tensors_that_are_not_to_be_cut(self) -> None:
         """BytePS's own tests ask for the largest slices that the variable's number allows."""
@@ -294,7 +325,25 @@ class VariablesTest(unittest.TestCase):
         self.assertEqual(
             done.stderr.count("P4ML_APP has no effect: There is no switch that sums"), 1
         )
+        self.assertRegex(done.stderr, r"(?m)^\[20\S+ \S+: W bpslaunch\] P4ML_APP")
+        done = run(["true"], P4ML_APP="1", BYTEPS_LOG_HIDE_TIME="1")
+        self.assertRegex(done.stderr, r"(?m)^\[W bpslaunch\] P4ML_APP")
         self.assertNotIn("P4ML_APP", run(["true"], P4ML_APP="0").stderr)
+
+    def test_samples_of_the_speed(self) -> None:
+        """BYTEPS_TELEMETRY_ON=0 takes none. The package's lines have no time here."""
+        for is_on, begin in (("1", "False"), ("0", "True")):
+            variables = environment(BYTEPS_TELEMETRY_ON=is_on, BYTEPS_LOG_HIDE_TIME="1")
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", _SPEED],
+                env={**variables, "P4ML_APP": "1"},
+                capture_output=True,
+                text=True,
+                timeout=job.TIMEOUT_S,
+                check=False,
+            )
+            self.assertEqual(done.stdout, f"{begin}\n", done.stderr)
+            self.assertRegex(done.stderr, r"^\[W byteps\] P4ML_APP has no effect")
 
     def test_which_node_a_global_rank_is_on(self) -> None:
         variables = {"BYTEPS_GLOBAL_RANK": "5", "BYTEPS_LOCAL_RANK": "1", "DMLC_WORKER_ID": "0"}
@@ -401,13 +450,13 @@ class CommandsTest(unittest.TestCase):
         """Ranks find both packages in it, as the launcher does."""
         clients = Path(job.TOOL).parents[1]
         with tempfile.TemporaryDirectory() as directory:
-            made = Path(directory) / "clients"
+            made = Path(directory).resolve() / "clients"
             for name in ("launcher", "python"):
                 shutil.copytree(clients / "byteps" / name, made / "byteps" / name)
             for name in ("c", "cli", "python"):
                 (made / name).symlink_to(clients / name)
             variables = environment(DMLC_ROLE="worker")
-            del variables["PYTHONPATH"]
+            variables.pop("PYTHONPATH", None)
             program = "import byteps, talweg; print(byteps.__file__, talweg.__file__, sep=';')"
             launch = str(made / "byteps" / "launcher" / "launch.py")
             done = subprocess.run(
@@ -422,137 +471,6 @@ class CommandsTest(unittest.TestCase):
             places = [Path(each).relative_to(made) for each in done.stdout.strip().split(";")]
         found = ["python/talweg/byteps/__init__.py", "python/talweg/__init__.py"]
         self.assertEqual([str(place) for place in places], found)
-
-
-class CoresTest(unittest.TestCase):
-    """Tests the rules on a machine with two NUMA nodes of sixteen cores with two threads each."""
-
-    nodes: ClassVar[list[list[list[int]]]] = [
-        [[core, core + 32] for core in range(first, first + 16)] for first in (0, 16)
-    ]
-
-    def _plan(self, local_size: int, **variables: str) -> list[str] | None:
-        plan = _cores.plan(variables, local_size, self.nodes, set(range(64)))
-        return None if plan is None else [_cores.show(cores) for cores in plan]
-
-    def test_eight_ranks(self) -> None:
-        plan = self._plan(8)
-        assert plan is not None
-        self.assertEqual((plan[0], plan[7]), ("0-3,32-35", "28-31,60-63"))
-        self.assertEqual(len({core for cores in plan for core in _cores.parse(cores)}), 64)
-
-    def test_one_rank_gets_half_a_node(self) -> None:
-        self.assertEqual(self._plan(1), ["0-7,32-39"])
-
-    def test_quotas(self) -> None:
-        plan = self._plan(2, BYTEPS_NUMA_DEFAULT_QUOTA="2", BYTEPS_NUMA_ROOT_QUOTA="3")
-        self.assertEqual(plan, ["0-1,32-33", "2-4,34-36"])
-        self.assertEqual(self._plan(2, BYTEPS_MULTITHREADED_CPU="0"), ["0-15,32-47", "16-31,48-63"])
-
-    def test_cores_that_are_left_out(self) -> None:
-        self.assertEqual(self._plan(8, BYTEPS_CPU_BLACKLIST="-1"), self._plan(8))
-        plan = self._plan(8, BYTEPS_CPU_BLACKLIST="0, 2,33")
-        assert plan is not None
-        self.assertEqual(plan[0], "1,3-4,35-36")  # Also a core within a range is left out.
-        self.assertFalse({0, 2, 33} & {c for cores in plan for c in _cores.parse(cores)})
-
-    def test_lists(self) -> None:
-        self.assertEqual(
-            self._plan(2, BYTEPS_VISIBLE_CPU_CORES="1,4-5,7-11,12:20-25"), ["1,4-5,7-12", "20-25"]
-        )
-        with self.assertRaisesRegex(VariableError, "has 2 sections; .* each of the 3 ranks"):
-            self._plan(3, BYTEPS_VISIBLE_CPU_CORES="1:2")
-        with self.assertRaisesRegex(VariableError, "99 has no core that this process may use"):
-            self._plan(1, BYTEPS_VISIBLE_CPU_CORES="99")
-
-    def test_a_rank_gets_cores_near_its_gpu(self) -> None:
-        first, second = (
-            {cpu for core in cores for cpu in core} for cores in (self.nodes[0], self.nodes[1])
-        )
-        found = [second, second, first, first]
-
-        def plan(visible: str, local_size: int) -> list[str]:
-            near = _cores.of_ranks(found, visible, local_size)
-            cores = _cores.plan({}, local_size, self.nodes, set(range(64)), near)
-            assert cores is not None
-            return [_cores.show(each) for each in cores]
-
-        expected = ["16-23,48-55", "24-31,56-63", "0-7,32-39", "8-15,40-47"]
-        self.assertEqual(plan("0,1,2,3", 4), expected)
-        self.assertEqual(plan(",2,0", 2), ["0-15,32-47", "16-23,48-55"])
-        self.assertEqual(plan("", 1), ["16-23,48-55"])
-        # One node has GPUs for more ranks than it has cores. Ranks get its last cores, then others.
-        self.assertEqual(plan("0,1,0", 3), ["16-25,48-57", "26-31,58-63", "0-7,32-39"])
-
-    def test_cores_of_the_daemons(self) -> None:
-        usable = set(range(8))
-        ranks = [[0, 1], [4, 9]]
-        self.assertEqual(_cores.of_daemons({}, ranks, usable), usable)
-        left_out = {"BYTEPS_CPU_BLACKLIST": "1,7"}
-        self.assertEqual(_cores.of_daemons(left_out, ranks, usable), {0, 2, 3, 4, 5, 6})
-        visible = {**left_out, "BYTEPS_VISIBLE_CPU_CORES": "0-1:4,9"}
-        self.assertEqual(_cores.of_daemons(visible, ranks, usable), {0, 1, 4})
-
-    def test_fewer_cores_than_ranks(self) -> None:
-        self.assertIsNone(_cores.plan({}, 4, [[[0], [1]]], {0, 1}))
-        self.assertIsNone(_cores.plan({}, 2, [[[0, 1]]], {0, 1}))
-        self.assertIsNone(_cores.plan({}, 1, [], {0, 1}))
-
-    def test_cores_without_a_second_thread(self) -> None:
-        """If cores have no second thread, a node's last rank may have all cores that are left."""
-        self.assertEqual(_cores.plan({}, 1, [[[0], [1]]], {0, 1}), [[0, 1]])
-        self.assertEqual(_cores.plan({}, 2, [[[0], [1]]], {0, 1}), [[0], [1]])
-
-
-class MachinesTest(unittest.TestCase):
-    """Tests topologies of machines, as hwloc describes them."""
-
-    def _read(self, **variables: str) -> _cores.Machine:
-        return _cores.read({**os.environ, **variables})
-
-    def _plan(self, machine: _cores.Machine, local_size: int, visible: str = "") -> list[str]:
-        near = _cores.of_ranks(machine.near_gpus, visible, local_size)
-        cpus = {cpu for cores in machine.nodes for core in cores for cpu in core}
-        plan = _cores.plan({}, local_size, machine.nodes, cpus, near)
-        assert plan is not None
-        return [_cores.show(cores) for cores in plan]
-
-    def test_threads_that_stand_side_by_side(self) -> None:
-        """Two sockets of four cores. Core 0 has the threads 0 and 1."""
-        machine = self._read(HWLOC_XMLFILE=str(_MACHINES / "two_sockets_two_nics.xml"))
-        sockets = [[[cpu, cpu + 1] for cpu in range(first, first + 8, 2)] for first in (0, 8)]
-        self.assertEqual(machine, _cores.Machine(sockets, []))
-        self.assertEqual(self._plan(machine, 4), ["0-3", "4-7", "8-11", "12-15"])
-        self.assertEqual(self._plan(machine, 2), ["0-7", "8-11"])
-
-    def test_gpus_of_two_nodes(self) -> None:
-        machine = self._read(HWLOC_XMLFILE=str(_MACHINES / "two_switches_four_gpus.xml"))
-        nodes = [{cpu for core in cores for cpu in core} for cores in machine.nodes]
-        self.assertEqual(len(nodes), 2)
-        self.assertEqual(machine.near_gpus, [nodes[0], nodes[0], nodes[1], nodes[1]])
-        [plan] = self._plan(machine, 1, "2")
-        self.assertLessEqual(set(_cores.parse(plan)), nodes[1])
-
-    def test_threads_that_stand_apart(self) -> None:
-        """Most servers number the second threads after all first ones."""
-        threads = ",".join(f"{core},{core + 8}" for core in range(8))
-        machine = self._read(HWLOC_SYNTHETIC=f"numa:2 core:4 pu:2(indexes={threads})")
-        self.assertEqual(machine.nodes[1], [[core, core + 8] for core in range(4, 8)])
-        self.assertEqual(self._plan(machine, 4), ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"])
-
-    def test_a_machine_without_threads(self) -> None:
-        machine = self._read(HWLOC_SYNTHETIC="numa:1 core:6 pu:1")
-        self.assertEqual(self._plan(machine, 3), ["0-1", "2-3", "4-5"])
-
-    def test_a_topology_that_cannot_be_read(self) -> None:
-        with self.assertRaisesRegex(TalwegError, "BYTEPS_NUMA_ON=0"):
-            self._read(HWLOC_XMLFILE="/no/such/file", HWLOC_COMPONENTS="xml,stop")
-
-    def test_this_host(self) -> None:
-        machine = _cores.read()
-        cpus = [cpu for cores in machine.nodes for core in cores for cpu in core]
-        self.assertEqual(set(cpus), os.sched_getaffinity(0))
-        self.assertEqual(len(set(cpus)), len(cpus))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
     return "exec " + shlex.join([*gdb, "--args", shell, "-c", _shell.becoming(arguments)])
 
 
-def _plan_cores(
+def plan_cores(
     environment: Mapping[str, str], local_size: int, log: logging.Logger
 ) -> list[list[int]] | None:
     """Returns the cores of each rank; None if ranks are not bound.
@@ -154,7 +154,7 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     local_size = rank_count(environment)
     # Each rank has its own local rank. Here it is that of the node's first rank.
     job = _job.job_of(dict(environment, BYTEPS_LOCAL_RANK="0"), "worker", local_size)
-    cores = _plan_cores(environment, local_size, log)
+    cores = plan_cores(environment, local_size, log)
     sections = ":".join(_cores.show(mine) for mine in cores or [])
     line = [_programs.tool(), "run", "--no-prefix", f"--job={job.name}"]
     if job.is_distributed:
@@ -243,17 +243,23 @@ def _daemon(line: list[str], environment: dict[str, str]) -> _Process:
     return _Process([_programs.tool(), *line], environment)
 
 
+def scheduler_line(job: _job.Job, environment: Mapping[str, str]) -> list[str]:
+    """Returns the scheduler's words after `talweg`."""
+    host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
+    line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory", *_job.NETWORK_OPTIONS]
+    lease_s = TABLE.number(environment, "PS_HEARTBEAT_TIMEOUT")
+    if lease_s > 0:
+        line.append(f"--lease_ms={lease_s * 1000}")
+    return line
+
+
 def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
     """Serves until the job is over and its servers have left."""
     lacking = _job.lacking_interface(environment)
     if lacking:
         # dist_launcher.py gives all machines one name.
         _say(f"{lacking}. The scheduler listens on {job.scheduler} in any case")
-    host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
-    line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory", *_job.NETWORK_OPTIONS]
-    lease_s = TABLE.number(environment, "PS_HEARTBEAT_TIMEOUT")
-    if lease_s > 0:
-        line.append(f"--lease_ms={lease_s * 1000}")
+    line = scheduler_line(job, environment)
     variables = dict(environment, TALWEG_LOG_LEVEL=_job.log_level(environment))
     said = _Saying()
     own, lone = _job.OwnJob(job.name), _LoneWorker(job)
@@ -338,9 +344,8 @@ class _LoneWorker:
         return True
 
 
-def _server(job: _job.Job, environment: dict[str, str]) -> int:
-    """Serves until the job is over or the scheduler has left."""
-    _job.require_interface(environment)
+def server_line(job: _job.Job, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the server's words after `talweg`, and its variables."""
     address = _job.own_address(job, environment)
     binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
     host = "0.0.0.0" if binds_all else address
@@ -358,6 +363,13 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
     variables.pop("TALWEG_SLICE_BYTES_MAX", None)  # Only agents take it.
     if binds_all:
         variables["TALWEG_ADVERTISE"] = address
+    return line, variables
+
+
+def _server(job: _job.Job, environment: dict[str, str]) -> int:
+    """Serves until the job is over or the scheduler has left."""
+    _job.require_interface(environment)
+    line, variables = server_line(job, environment)
     said = _Saying()
     own, lone = _job.OwnJob(job.name), _LoneWorker(job)
     seen = False

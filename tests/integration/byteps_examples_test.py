@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import job
 from byteps_commands import PYTORCH, make_images, run
 
 _SMALL = ["--model", "resnet18", "--batch-size", "2", "--image-size", "32", "--num-iters", "2"]
@@ -71,6 +73,27 @@ class DigitsTest(unittest.TestCase):
 
 
 class ExamplesTest(unittest.TestCase):
+    def test_without_pillow_the_command_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            text = "raise ModuleNotFoundError('No module named PIL')"
+            (Path(directory) / "PIL.py").write_text(text)
+            path = f"{directory}:{os.environ.get('PYTHONPATH', '')}"
+            program = str(PYTORCH / "train_imagenet_resnet50_byteps.py")
+            done = subprocess.run(
+                [sys.executable, program],
+                env={**os.environ, "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+                timeout=job.TIMEOUT_S,
+                check=False,
+            )
+        self.assertEqual(done.returncode, 1)
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertRegex(
+            done.stderr,
+            r"train_imagenet_\w+\.py: pillow is not installed, .*-m pip install pillow\n",
+        )
+
     def test_the_examples(self) -> None:
         start = str(PYTORCH / "start_pytorch_byteps.sh")
         for kind in ("benchmark", "nobarrierbenchmark"):

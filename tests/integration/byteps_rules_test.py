@@ -1,26 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests BytePS's variables, and its rules for cores."""
+"""Tests BytePS's variables, and what its launchers make of a COMMAND."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import shlex
+import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import job
-from byteps_commands import run, shared
+from byteps_commands import environment, run, shared
 from talweg._compat.environment import VariableError
-from talweg.byteps import _cores, _job, _trace, launcher
+from talweg.byteps import _job, _trace, launcher
 from talweg.byteps._environment import TABLE
-from talweg.errors import TalwegError, Unsupported
+from talweg.byteps.dist_launcher import remote_line
+from talweg.errors import Unsupported
 
-# The topologies of machines, from libs/topology.
-_MACHINES = Path(job.TOOL).parents[2] / "libs" / "topology" / "testdata"
+# A rank that is alone, and takes a sample of each round. It prints whether there is none.
+_SPEED = """
+import numpy as np
+import talweg
+from talweg._compat import timeline
+from talweg.byteps import common as bps
+timeline.Speed._PERIOD_NS = 0
+bps.init()
+talweg.push_pull(np.ones(4, np.float32), name="x")
+print(bps.get_pushpull_speed() == (0, -5.0))
+"""
 
 
 class VariablesTest(unittest.TestCase):
@@ -52,6 +67,44 @@ class VariablesTest(unittest.TestCase):
                 "PS_VERBOSE": "2",
             }
         )
+
+    def test_lists(self) -> None:
+        allowed = {
+            "BYTEPS_REDUCE_ROOTS": ("-1", "0", "0, 1"),
+            "BYTEPS_CPU_BLACKLIST": ("-1", "0,1", " 0, 1", "-1,3"),
+            "BYTEPS_VISIBLE_CPU_CORES": ("0", "3-3", "1,4-5:20-65535"),
+            "NVIDIA_VISIBLE_DEVICES": ("0", "0,1", "all", "GPU-1f,", "none"),
+        }
+        refused = {
+            "BYTEPS_REDUCE_ROOTS": ("a", ",", "0,"),
+            "BYTEPS_CPU_BLACKLIST": ("0 1", ",", "1,", "0-1", "9" * 5000),
+            "BYTEPS_VISIBLE_CPU_CORES": ("1-0", "0,5-4", "0:1-0", "0-99999999999", "1,", "0-65536"),
+            "NVIDIA_VISIBLE_DEVICES": (",", " ", " , "),
+        }
+        for name, values in allowed.items():
+            for value in values:
+                self.assertEqual(TABLE.value({name: value}, name), value)
+        for name, values in refused.items():
+            for value in values:
+                with self.subTest(name=name, value=value[:20]):
+                    with self.assertRaisesRegex(VariableError, f"{name} is '{value}'; it must be"):
+                        TABLE.value({name: value}, name)
+
+    def test_how_many_ranks_a_node_has(self) -> None:
+        def count(visible: str, gpus: int) -> tuple[int, list[str]]:
+            said: list[str] = []
+            with unittest.mock.patch.object(launcher, "gpu_count", lambda: gpus):
+                variables = {"NVIDIA_VISIBLE_DEVICES": visible} if visible else {}
+                return launcher.rank_count(variables, said.append), said
+
+        for visible in ("", "none", "void"):
+            self.assertEqual(count(visible, 4), (1, []))
+        self.assertEqual(count("all", 4), (4, []))
+        self.assertEqual(count("all", 0), (1, []))
+        self.assertEqual(count("0,2, 3,", 4), (3, []))
+        ranks, said = count("0,1", 0)
+        text = "there is no GPU: NVIDIA_VISIBLE_DEVICES=0,1 stands for 2 ranks on CPUs"
+        self.assertEqual((ranks, said), (2, [text]))
 
     def test_misspelt_names(self) -> None:
         found = TABLE.misspelt({"BYTEPS_PARTITON_BYTES": "1", "DMLC_WORKERID": "0", "HOME": "/"})
@@ -185,8 +238,31 @@ class VariablesTest(unittest.TestCase):
             "TALWEG_RESULTS_BY_PRIORITY",
             _job.daemon_variables({"BYTEPS_SERVER_ENABLE_SCHEDULE": "0"}, is_server=True),
         )
+        debugged = {"BYTEPS_SERVER_DEBUG": "1"}
+        for is_server, level in ((True, "debug"), (False, "warning")):
+            told = _job.daemon_variables(debugged, is_server=is_server)
+            self.assertEqual(told["TALWEG_LOG_LEVEL"], level)
         with_tls = {"DMLC_INTERFACE": "eth5", "TALWEG_TLS_DIR": "/certificates"}
         self.assertNotIn("TALWEG_INSECURE", _job.daemon_variables(with_tls))
+
+    def test_where_daemons_listen(self) -> None:
+        given = shared(DMLC_PORT="5", DMLC_NODE_HOST="127.0.0.7")
+        scheduler = f"127.0.0.1:{given['DMLC_PS_ROOT_PORT']}"
+        for binds_all in (False, True):
+            given["DMLC_USE_KUBERNETES"] = str(int(binds_all))
+            line = launcher.scheduler_line(_job.job_of(given, "scheduler", 1), given)
+            wanted = scheduler.replace("127.0.0.1", "0.0.0.0") if binds_all else scheduler
+            self.assertIn(f"--listen={wanted}", line)
+            line, variables = launcher.server_line(_job.job_of(given, "server", 1), given)
+            host = "0.0.0.0" if binds_all else "127.0.0.7"
+            for option in (f"--listen={host}:5", f"--admin_listen={host}:0"):
+                self.assertIn(option, line)
+            self.assertIn(f"--scheduler={scheduler}", line)
+            self.assertEqual(variables["TALWEG_ADVERTISE"], "127.0.0.7")
+        # Without DMLC_NODE_HOST it is the address by which a server reaches the scheduler.
+        del given["DMLC_NODE_HOST"]
+        _, variables = launcher.server_line(_job.job_of(given, "server", 1), given)
+        self.assertEqual(variables["TALWEG_ADVERTISE"], "127.0.0.1")
 
     def test_tensors_that_are_not_to_be_cut(self) -> None:
         """BytePS's own tests ask for the largest slices that the variable's number allows."""
@@ -252,6 +328,18 @@ class VariablesTest(unittest.TestCase):
                 with self.assertRaisesRegex(VariableError, "DMLC_ENABLE_RDMA is 1, .* set it to 0"):
                     _job.provider({"DMLC_ENABLE_RDMA": "1"}, missing)
 
+    def test_an_interface_that_is_not_there(self) -> None:
+        for name in ("", "lo", "lo:1"):
+            _job.require_interface({"DMLC_INTERFACE": name})
+        wrong = shared(DMLC_INTERFACE="none9", DMLC_PS_ROOT_URI="192.0.2.1", DMLC_WORKER_ID="0")
+        text = r"DMLC_INTERFACE is 'none9', and this machine has lo.*: set it to one of these"
+        for role in ("worker", "server", "scheduler"):
+            # The scheduler ends, because this machine does not have the address either.
+            done = run(["true"] if role == "worker" else [], **wrong, DMLC_ROLE=role)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stderr, text)
+        self.assertIn("listens on 192.0.2.1:", done.stderr)
+
     def test_where_ranks_meet_belongs_to_their_user(self) -> None:
         with tempfile.TemporaryDirectory(dir="/tmp") as parent:
             variables = {"BYTEPS_SOCKET_PATH": parent}
@@ -269,7 +357,25 @@ class VariablesTest(unittest.TestCase):
         self.assertEqual(
             done.stderr.count("P4ML_APP has no effect: There is no switch that sums"), 1
         )
+        self.assertRegex(done.stderr, r"(?m)^\[20\S+ \S+: W bpslaunch\] P4ML_APP")
+        done = run(["true"], P4ML_APP="1", BYTEPS_LOG_HIDE_TIME="1")
+        self.assertRegex(done.stderr, r"(?m)^\[W bpslaunch\] P4ML_APP")
         self.assertNotIn("P4ML_APP", run(["true"], P4ML_APP="0").stderr)
+
+    def test_samples_of_the_speed(self) -> None:
+        """BYTEPS_TELEMETRY_ON=0 takes none. The package's lines have no time here."""
+        for is_on, begin in (("1", "False"), ("0", "True")):
+            variables = environment(BYTEPS_TELEMETRY_ON=is_on, BYTEPS_LOG_HIDE_TIME="1")
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", _SPEED],
+                env={**variables, "P4ML_APP": "1"},
+                capture_output=True,
+                text=True,
+                timeout=job.TIMEOUT_S,
+                check=False,
+            )
+            self.assertEqual(done.stdout, f"{begin}\n", done.stderr)
+            self.assertRegex(done.stderr, r"^\[W byteps\] P4ML_APP has no effect")
 
     def test_which_node_a_global_rank_is_on(self) -> None:
         variables = {"BYTEPS_GLOBAL_RANK": "5", "BYTEPS_LOCAL_RANK": "1", "DMLC_WORKER_ID": "0"}
@@ -286,134 +392,117 @@ class VariablesTest(unittest.TestCase):
                     variable.check(value)
 
 
-class CoresTest(unittest.TestCase):
-    """Tests the rules on a machine with two NUMA nodes of sixteen cores with two threads each."""
+# Commands of the launchers, and the last line that each prints. A single word is a line of shell.
+_COMMANDS = (
+    (["echo $ROLE; cd /; pwd"], "/"),
+    (["cd / && pwd"], "/"),
+    (["export A=b; sh -c 'echo $A'"], "b"),
+    (["A=b sh -c 'echo $A'"], "b"),
+    (["A=b", "sh", "-c", "echo $A"], "b"),
+    (["echo", "a; pwd", "$ROLE"], "a; pwd $ROLE"),
+)
 
-    nodes: ClassVar[list[list[list[int]]]] = [
-        [[core, core + 32] for core in range(first, first + 16)] for first in (0, 16)
-    ]
 
-    def _plan(self, local_size: int, **variables: str) -> list[str] | None:
-        plan = _cores.plan(variables, local_size, self.nodes, set(range(64)))
-        return None if plan is None else [_cores.show(cores) for cores in plan]
+class CommandsTest(unittest.TestCase):
+    """Tests what the launchers make of a COMMAND, without a job."""
 
-    def test_eight_ranks(self) -> None:
-        plan = self._plan(8)
-        assert plan is not None
-        self.assertEqual((plan[0], plan[7]), ("0-3,32-35", "28-31,60-63"))
-        self.assertEqual(len({core for cores in plan for core in _cores.parse(cores)}), 64)
-
-    def test_one_rank_gets_half_a_node(self) -> None:
-        self.assertEqual(self._plan(1), ["0-7,32-39"])
-
-    def test_quotas(self) -> None:
-        plan = self._plan(2, BYTEPS_NUMA_DEFAULT_QUOTA="2", BYTEPS_NUMA_ROOT_QUOTA="3")
-        self.assertEqual(plan, ["0-1,32-33", "2-4,34-36"])
-        self.assertEqual(self._plan(2, BYTEPS_MULTITHREADED_CPU="0"), ["0-15,32-47", "16-31,48-63"])
-
-    def test_cores_that_are_left_out(self) -> None:
-        plan = self._plan(8, BYTEPS_CPU_BLACKLIST="0,2,33")
-        assert plan is not None
-        self.assertEqual(plan[0], "1,3-4,35-36")  # Also a core within a range is left out.
-        self.assertFalse({0, 2, 33} & {c for cores in plan for c in _cores.parse(cores)})
-
-    def test_lists(self) -> None:
-        self.assertEqual(
-            self._plan(2, BYTEPS_VISIBLE_CPU_CORES="1,4-5,7-11,12:20-25"), ["1,4-5,7-12", "20-25"]
+    def _last_line(self, shell: str, line: str) -> str:
+        process = subprocess.Popen(
+            [shell, "-c", line],
+            stdin=subprocess.PIPE,  # A command ends when ssh's stdin ends.
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "ROLE": "worker"},
         )
-        with self.assertRaisesRegex(VariableError, "has 2 sections; .* each of the 3 ranks"):
-            self._plan(3, BYTEPS_VISIBLE_CPU_CORES="1:2")
-        with self.assertRaisesRegex(VariableError, "99 has no core that this process may use"):
-            self._plan(1, BYTEPS_VISIBLE_CPU_CORES="99")
+        assert process.stdin is not None and process.stdout is not None
+        with process, process.stdin:
+            output = process.stdout.read()
+        self.assertEqual(process.returncode, 0, output)
+        return output.splitlines()[-1]
 
-    def test_a_rank_gets_cores_near_its_gpu(self) -> None:
-        first, second = (
-            {cpu for core in cores for cpu in core} for cores in (self.nodes[0], self.nodes[1])
+    def test_on_a_host(self) -> None:
+        for command, wanted in _COMMANDS:
+            for shell in ("sh", "bash"):
+                with self.subTest(command=command, shell=shell):
+                    line = remote_line({"X": "it's"}, command)
+                    self.assertEqual(self._last_line(shell, line), wanted)
+
+    def test_a_line_ends_with_ssh(self) -> None:
+        """All that it has started ends, and nothing begins that follows in the line."""
+        for shell in ("sh", "bash"):
+            program = "trap 'sleep 0.2; echo has ended; exit' TERM; echo there; "
+            program = shlex.quote(program + "while :; do sleep 0.1; done")
+            line = remote_line({}, [f"sleep 300 & sh -c {program}; echo goes on"])
+            process = subprocess.Popen(
+                [shell, "-c", line],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            with process:
+                self.assertEqual(process.stdout.readline(), "there\n")
+                output, _ = process.communicate(timeout=job.TIMEOUT_S)  # It closes stdin.
+            self.assertEqual((process.returncode, output), (143, "has ended\n"))
+
+    def test_in_gdb(self) -> None:
+        if shutil.which("gdb") is None:
+            print("SKIPPED: no gdb; bazel/prepare --for=test installs it")
+            return
+        for command, wanted in _COMMANDS:
+            with self.subTest(command=command):
+                line = launcher.command_of(command, {"BYTEPS_ENABLE_GDB": "1"})
+                output = self._lines_in_gdb(line)
+                self.assertIn(wanted, output)
+        crash = "kill -ABRT $$"
+        for command in ([f"cd / && sh -c '{crash}'"], ["sh", "-c", crash]):
+            line = launcher.command_of(command, {"BYTEPS_ENABLE_GDB": "1"})
+            output = self._lines_in_gdb(line, status=255)
+            self.assertRegex(
+                "\n".join(output), r"received signal SIGABRT[\s\S]*#\d+ .* in (__GI_)?kill"
+            )
+
+    def _lines_in_gdb(self, line: str, status: int = 0) -> list[str]:
+        done = subprocess.run(
+            ["sh", "-c", line],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "ROLE": "worker"},
+            timeout=job.TIMEOUT_S,
+            check=False,
         )
-        found = [second, second, first, first]
+        self.assertEqual(done.returncode, status, done.stdout)
+        return done.stdout.splitlines()
 
-        def plan(visible: str, local_size: int) -> list[str]:
-            near = _cores.of_ranks(found, visible, local_size)
-            cores = _cores.plan({}, local_size, self.nodes, set(range(64)), near)
-            assert cores is not None
-            return [_cores.show(each) for each in cores]
-
-        expected = ["16-23,48-55", "24-31,56-63", "0-7,32-39", "8-15,40-47"]
-        self.assertEqual(plan("0,1,2,3", 4), expected)
-        self.assertEqual(plan("2,0", 2), ["0-15,32-47", "16-23,48-55"])
-        self.assertEqual(plan("", 1), ["16-23,48-55"])
-        # One node has GPUs for more ranks than it has cores. Ranks get its last cores, then others.
-        self.assertEqual(plan("0,1,0", 3), ["16-25,48-57", "26-31,58-63", "0-7,32-39"])
-
-    def test_cores_of_the_daemons(self) -> None:
-        usable = set(range(8))
-        ranks = [[0, 1], [4, 9]]
-        self.assertEqual(_cores.of_daemons({}, ranks, usable), usable)
-        left_out = {"BYTEPS_CPU_BLACKLIST": "1,7"}
-        self.assertEqual(_cores.of_daemons(left_out, ranks, usable), {0, 2, 3, 4, 5, 6})
-        visible = {**left_out, "BYTEPS_VISIBLE_CPU_CORES": "0-1:4,9"}
-        self.assertEqual(_cores.of_daemons(visible, ranks, usable), {0, 1, 4})
-
-    def test_fewer_cores_than_ranks(self) -> None:
-        self.assertIsNone(_cores.plan({}, 4, [[[0], [1]]], {0, 1}))
-        self.assertIsNone(_cores.plan({}, 2, [[[0, 1]]], {0, 1}))
-        self.assertIsNone(_cores.plan({}, 1, [], {0, 1}))
-
-    def test_cores_without_a_second_thread(self) -> None:
-        """If cores have no second thread, a node's last rank may have all cores that are left."""
-        self.assertEqual(_cores.plan({}, 1, [[[0], [1]]], {0, 1}), [[0, 1]])
-        self.assertEqual(_cores.plan({}, 2, [[[0], [1]]], {0, 1}), [[0], [1]])
-
-
-class MachinesTest(unittest.TestCase):
-    """Tests topologies of machines, as hwloc describes them."""
-
-    def _read(self, **variables: str) -> _cores.Machine:
-        return _cores.read({**os.environ, **variables})
-
-    def _plan(self, machine: _cores.Machine, local_size: int, visible: str = "") -> list[str]:
-        near = _cores.of_ranks(machine.near_gpus, visible, local_size)
-        cpus = {cpu for cores in machine.nodes for core in cores for cpu in core}
-        plan = _cores.plan({}, local_size, machine.nodes, cpus, near)
-        assert plan is not None
-        return [_cores.show(cores) for cores in plan]
-
-    def test_threads_that_stand_side_by_side(self) -> None:
-        """Two sockets of four cores. Core 0 has the threads 0 and 1."""
-        machine = self._read(HWLOC_XMLFILE=str(_MACHINES / "two_sockets_two_nics.xml"))
-        sockets = [[[cpu, cpu + 1] for cpu in range(first, first + 8, 2)] for first in (0, 8)]
-        self.assertEqual(machine, _cores.Machine(sockets, []))
-        self.assertEqual(self._plan(machine, 4), ["0-3", "4-7", "8-11", "12-15"])
-        self.assertEqual(self._plan(machine, 2), ["0-7", "8-11"])
-
-    def test_gpus_of_two_nodes(self) -> None:
-        machine = self._read(HWLOC_XMLFILE=str(_MACHINES / "two_switches_four_gpus.xml"))
-        nodes = [{cpu for core in cores for cpu in core} for cores in machine.nodes]
-        self.assertEqual(len(nodes), 2)
-        self.assertEqual(machine.near_gpus, [nodes[0], nodes[0], nodes[1], nodes[1]])
-        [plan] = self._plan(machine, 1, "2")
-        self.assertLessEqual(set(_cores.parse(plan)), nodes[1])
-
-    def test_threads_that_stand_apart(self) -> None:
-        """Most servers number the second threads after all first ones."""
-        threads = ",".join(f"{core},{core + 8}" for core in range(8))
-        machine = self._read(HWLOC_SYNTHETIC=f"numa:2 core:4 pu:2(indexes={threads})")
-        self.assertEqual(machine.nodes[1], [[core, core + 8] for core in range(4, 8)])
-        self.assertEqual(self._plan(machine, 4), ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"])
-
-    def test_a_machine_without_threads(self) -> None:
-        machine = self._read(HWLOC_SYNTHETIC="numa:1 core:6 pu:1")
-        self.assertEqual(self._plan(machine, 3), ["0-1", "2-3", "4-5"])
-
-    def test_a_topology_that_cannot_be_read(self) -> None:
-        with self.assertRaisesRegex(TalwegError, "BYTEPS_NUMA_ON=0"):
-            self._read(HWLOC_XMLFILE="/no/such/file", HWLOC_COMPONENTS="xml,stop")
-
-    def test_this_host(self) -> None:
-        machine = _cores.read()
-        cpus = [cpu for cores in machine.nodes for core in cores for cpu in core]
-        self.assertEqual(set(cpus), os.sched_getaffinity(0))
-        self.assertEqual(len(set(cpus)), len(cpus))
+    def test_a_checkout_without_wheels(self) -> None:
+        """Ranks find both packages in it, as the launcher does."""
+        clients = Path(job.TOOL).parents[1]
+        with tempfile.TemporaryDirectory() as directory:
+            made = Path(directory).resolve() / "clients"
+            for name in ("launcher", "python"):
+                shutil.copytree(clients / "byteps" / name, made / "byteps" / name)
+            for name in ("c", "cli", "python"):
+                (made / name).symlink_to(clients / name)
+            variables = environment(DMLC_ROLE="worker")
+            variables.pop("PYTHONPATH", None)
+            program = "import byteps, talweg; print(byteps.__file__, talweg.__file__, sep=';')"
+            launch = str(made / "byteps" / "launcher" / "launch.py")
+            done = subprocess.run(
+                [sys.executable, "-P", launch, sys.executable, "-P", "-c", program],
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=job.TIMEOUT_S,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            places = [Path(each).relative_to(made) for each in done.stdout.strip().split(";")]
+        found = ["python/talweg/byteps/__init__.py", "python/talweg/__init__.py"]
+        self.assertEqual([str(place) for place in places], found)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,16 @@ class HorovodTest(unittest.TestCase):
         self.assertEqual(TABLE.misspelt(told), [])
         TABLE.check(told)
 
+    def test_process_sets_that_a_variable_makes_dynamic(self) -> None:
+        program = "from talweg.horovod.common import basics, process_sets; basics.init(); "
+        program += "process_sets.add_process_set([0])"
+        for told, text in (
+            ("0", "process sets are not dynamic"),
+            ("1", "a process set of ranks [0] is registered already"),
+        ):
+            done = self.alone(program, HOROVOD_DYNAMIC_PROCESS_SETS=told)
+            self.assertIn(text, done.stderr)
+
     def alone(self, program: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-P", "-c", program],

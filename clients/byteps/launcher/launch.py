@@ -7,18 +7,32 @@ The same as the command bpslaunch, which the wheel talweg-byteps installs.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from pathlib import Path
 
-try:
-    import talweg
-except ModuleNotFoundError:  # In a checkout where no wheel is installed.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
-    import talweg
 
-from talweg.byteps.launcher import main
+def _find_checkout() -> None:
+    """Has this process and the ranks find in a checkout what no wheel has installed."""
+    clients = Path(__file__).resolve().parents[2]
+    places = {"talweg": clients / "python", "byteps": clients / "byteps" / "python"}
+    lacking = [
+        str(place)
+        for name, place in places.items()
+        if importlib.util.find_spec(name) is None and place.is_dir()
+    ]
+    if lacking:
+        sys.path[:0] = lacking
+        told = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([*lacking, *([told] if told else [])])
 
-__all__ = ["main", "talweg"]
+
+_find_checkout()
+
+from talweg.byteps.launcher import main  # noqa: E402
+
+__all__ = ["main"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,17 @@ import byteps.torch as bps
 import models
 import numpy as np
 import torch
-from PIL import Image
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
+
+try:
+    from PIL import Image
+except ModuleNotFoundError:
+    raise SystemExit(
+        f"{Path(sys.argv[0]).name}: pillow is not installed, which reads images. Install it: "
+        f"{sys.executable} -m pip install pillow"
+    ) from None
 
 _ENDINGS = {".bmp", ".jpeg", ".jpg", ".png", ".webp"}
 _MEAN, _SPREAD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

@@ -84,6 +84,8 @@ class Client:
         # started this process.
         if alone is None:
             alone = place is None and agent_socket is None and local.is_alone(os.environ)
+            if alone:
+                local.warn_of_scheduler(os.environ)
         self.is_alone = alone
         # Where the rank's agent listens. None if there is no agent.
         self.agent_socket = agent_socket or os.environ.get("TALWEG_AGENT_SOCKET")

@@ -16,6 +16,7 @@ from typing import Any
 from talweg import errors
 from talweg._declaration import Declaration, DType, Op
 from talweg._library import native, native_arguments
+from talweg._node.stderr import say
 
 # Each of these means that a launcher has started this process as a rank of a job. _node.launchers
 # knows some of these launchers. SLURM_PROCID alone does not count: a batch script has it, too.
@@ -36,6 +37,18 @@ _NAME_BYTES_MAX = 1024
 def is_alone(environment: Mapping[str, str]) -> bool:
     """Whether no launcher has started this process, so that it is a job of its own."""
     return not any(environment.get(name) for name in _LAUNCHED)
+
+
+def warn_of_scheduler(environment: Mapping[str, str]) -> None:
+    """Warns a user who expects a rank that is alone to join a scheduler."""
+    scheduler = environment.get("TALWEG_SCHEDULER")
+    if scheduler:
+        say(
+            f"TALWEG_SCHEDULER={scheduler} has no effect: no launcher has started this process, so it "
+            "is a job of one rank, without an agent that could join. Start it by talweg run "
+            f"--scheduler={scheduler} --nodes=N --node-rank=K, by torchrun, mpirun or srun, or unset "
+            "the variable"
+        )
 
 
 def _check(name: str, declaration: Declaration) -> None:

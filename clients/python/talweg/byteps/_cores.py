@@ -71,7 +71,7 @@ def parse(text: str) -> list[int]:
 
 def of_ranks(near_gpus: list[set[int]], visible: str, local_size: int) -> list[set[int]]:
     """Returns the cores near each rank's GPU, which is its entry of NVIDIA_VISIBLE_DEVICES."""
-    entries = [entry.strip() for entry in visible.split(",")]
+    entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
     near = []
     for local_rank in range(local_size):
         entry = entries[local_rank] if local_rank < len(entries) else ""
@@ -103,9 +103,8 @@ def plan(
         for section in sections[:local_size]:
             if not usable.intersection(section):
                 raise VariableError(
-                    f"BYTEPS_VISIBLE_CPU_CORES is '{told}'; {','.join(map(str, section))} has no "
-                    "core that this process may use: name some of "
-                    f"{','.join(map(str, sorted(usable)))}"
+                    f"BYTEPS_VISIBLE_CPU_CORES is '{told}'; {show(section)} has no core that this "
+                    f"process may use: name some of {show(sorted(usable))}"
                 )
         return sections[:local_size]
     near = near_gpus or [set() for _ in range(local_size)]
@@ -127,7 +126,7 @@ def of_daemons(
 
 def _left_out(environment: Mapping[str, str]) -> set[int]:
     told = TABLE.value(environment, "BYTEPS_CPU_BLACKLIST")
-    return set() if told == "-1" else set(parse(told))
+    return {int(core) for core in told.split(",")} - {-1}
 
 
 def _automatic(

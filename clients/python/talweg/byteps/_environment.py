@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from talweg._compat.environment import (
@@ -19,7 +20,9 @@ from talweg._compat.environment import (
 )
 
 _MANY = 2**31 - 1
-_CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
+# An item of a list, as BytePS reads it: blanks may surround it, and -1 stands for nothing.
+_INTEGER = r"\s*(-1|\d{1,9})\s*"
+_CORE_MAX = 65535
 _LOG_LEVELS = {
     "TRACE": ("DEBUG", "debug"),
     "DEBUG": ("DEBUG", "debug"),
@@ -45,6 +48,21 @@ def _honoured(
 
 def _none(name: str, kind: Kind, default: str, meaning: str) -> Variable:
     return Variable(name, kind, default, Effect.NONE, meaning)
+
+
+def _lists_of_cores() -> Kind:
+    def is_list(text: str) -> bool:
+        parts = [re.fullmatch(r"(\d{1,9})(-(\d{1,9}))?", part) for part in text.split(",")]
+        return all(
+            part is not None and int(part[1]) <= int(part[3] or part[1]) <= _CORE_MAX
+            for part in parts
+        )
+
+    allowed = (
+        "a list of cores for each rank, as in 1,4-5,7-11,12:20-25, where a range has its lower core "
+        f"first and no core is above {_CORE_MAX}"
+    )
+    return Kind(allowed, lambda text: all(is_list(section) for section in text.split(":")))
 
 
 _ROLES = [
@@ -80,7 +98,9 @@ _ROLES = [
         "DMLC_INTERFACE",
         text("the name of a network interface", r"\S{1,64}"),
         "",
-        "The interface whose address daemons bind and connections come from.",
+        "The interface whose address a worker's and a server's daemons bind, and their connections "
+        "come from. A worker or a server without it fails. A scheduler listens on DMLC_PS_ROOT_URI, "
+        "and says that it lacks the interface.",
     ),
     _honoured(
         "DMLC_NODE_HOST",
@@ -112,7 +132,7 @@ _ROLES = [
     ),
     _honoured(
         "NVIDIA_VISIBLE_DEVICES",
-        text("a comma-separated list, all, none or void"),
+        text("a comma-separated list, all, none or void", r"(?s).*[^\s,].*"),
         "",
         "One rank for each entry. Where there is no GPU the ranks run on CPUs; a line says so once.",
     ),
@@ -206,7 +226,7 @@ _DATA = [
     _none("BYTEPS_THREADPOOL_SIZE", number(0, 1024), "0", "An agent has one data thread."),
     _none(
         "BYTEPS_REDUCE_ROOTS",
-        text("a comma-separated list of local ranks", r"\d+(,\d+)*"),
+        text("-1, or a comma-separated list of local ranks", rf"{_INTEGER}(,{_INTEGER})*"),
         "",
         "The agent, or all ranks of a node together, sum what the node's ranks have pushed.",
     ),
@@ -376,13 +396,13 @@ _CORE = [
     ),
     _honoured(
         "BYTEPS_CPU_BLACKLIST",
-        text("-1, or a comma-separated list of cores", r"-1|\d+(,\d+)*"),
+        text("-1, or a comma-separated list of cores", rf"{_INTEGER}(,{_INTEGER})*"),
         "-1",
         "Logical cores that the automatic assignment, and the node's agent, leave out.",
     ),
     _honoured(
         "BYTEPS_VISIBLE_CPU_CORES",
-        text("a list of cores for each rank, as in 1,4-5,7-11,12:20-25", f"{_CORES}(:{_CORES})*"),
+        _lists_of_cores(),
         "",
         "The cores of each rank of the node, instead of the automatic assignment. The node's agent "
         "runs on any of them.",
@@ -420,36 +440,52 @@ _EXAMPLES = [
     ),
 ]
 
-_NOT_BUILT = "Nothing is compiled when Talweg is installed."
+# deploy/wheel/checkout_backend.py gives the same reasons when a checkout is installed.
+_NO_PLUGIN = "No module is compiled against a framework; each finds its own when it is imported."
+_NO_CUDA = "Nothing is compiled against CUDA or NCCL; the agent opens a GPU's driver when it runs."
+_NO_UCX = "libfabric carries the data, by the provider that DMLC_ENABLE_RDMA chooses at run time."
+_NO_MPI = "There is no MPI; mpirun starts programs without it."
+_NO_CLONE = "deploy/images/build makes images from wheels, and clones nothing."
 _BUILD = [
-    _none(name, ANY, default, _NOT_BUILT)
-    for name, default in (
-        ("BYTEPS_WITHOUT_TENSORFLOW", ""),
-        ("BYTEPS_WITHOUT_PYTORCH", ""),
-        ("BYTEPS_WITHOUT_MXNET", ""),
-        ("BYTEPS_WITH_TENSORFLOW", ""),
-        ("BYTEPS_WITH_PYTORCH", ""),
-        ("BYTEPS_WITH_MXNET", ""),
-        ("BYTEPS_WITHOUT_PRESETUP", ""),
-        ("BYTEPS_WITH_UCX", ""),
-        ("BYTEPS_UCX_HOME", ""),
-        ("BYTEPS_UCX_PREFIX", "/usr/local"),
-        ("BYTEPS_UCX_TARBALL_PATH", ""),
-        ("BYTEPS_NCCL_HOME", "/usr/local/nccl"),
-        ("BYTEPS_NCCL_LINK", "SHARED"),
-        ("BYTEPS_CUDA_HOME", "/usr/local/cuda"),
-        ("BYTEPS_CUDA_INCLUDE", ""),
-        ("BYTEPS_CUDA_LIB", ""),
-        ("BYTEPS_USE_MPI", ""),
-        ("BYTEPS_MPICXX_SHOW", ""),
-        ("BYTEPS_SERVER_MXNET_PATH", ""),
-        ("MXNET_SOURCE_ROOT", ""),
-        ("MXNET_USE_MKLDNN", ""),
-        ("BYTEPS_BASE_PATH", "/usr/local"),
-        ("BYTEPS_PATH", "/usr/local/byteps"),
-        ("BYTEPS_GIT_LINK", ""),
-        ("BYTEPS_BRANCH", ""),
-    )
+    *(
+        _none(f"BYTEPS_WITHOUT_{name}", ANY, "", _NO_PLUGIN)
+        for name in ("TENSORFLOW", "PYTORCH", "MXNET")
+    ),
+    *(
+        _honoured(
+            f"BYTEPS_WITH_{name}",
+            ANY,
+            "",
+            f"1: pip and setup.py refuse to install a checkout where {module} is not installed.",
+        )
+        for name, module in (("TENSORFLOW", "tensorflow"), ("PYTORCH", "torch"), ("MXNET", "mxnet"))
+    ),
+    _none("BYTEPS_WITHOUT_PRESETUP", ANY, "", "Nothing is fetched before the build."),
+    *(
+        _none(name, ANY, default, why)
+        for name, default, why in (
+            ("BYTEPS_WITH_UCX", "", _NO_UCX),
+            ("BYTEPS_UCX_HOME", "", _NO_UCX),
+            ("BYTEPS_UCX_PREFIX", "/usr/local", _NO_UCX),
+            ("BYTEPS_UCX_TARBALL_PATH", "", _NO_UCX),
+            ("BYTEPS_NCCL_HOME", "/usr/local/nccl", _NO_CUDA),
+            ("BYTEPS_NCCL_INCLUDE", "", _NO_CUDA),
+            ("BYTEPS_NCCL_LIB", "", _NO_CUDA),
+            ("BYTEPS_NCCL_LINK", "SHARED", _NO_CUDA),
+            ("BYTEPS_CUDA_HOME", "/usr/local/cuda", _NO_CUDA),
+            ("BYTEPS_CUDA_INCLUDE", "", _NO_CUDA),
+            ("BYTEPS_CUDA_LIB", "", _NO_CUDA),
+            ("BYTEPS_USE_MPI", "", _NO_MPI),
+            ("BYTEPS_MPICXX_SHOW", "", _NO_MPI),
+            ("BYTEPS_SERVER_MXNET_PATH", "", _NO_PLUGIN),
+            ("MXNET_SOURCE_ROOT", "", _NO_PLUGIN),
+            ("MXNET_USE_MKLDNN", "", _NO_PLUGIN),
+            ("BYTEPS_BASE_PATH", "/usr/local", _NO_CLONE),
+            ("BYTEPS_PATH", "/usr/local/byteps", _NO_CLONE),
+            ("BYTEPS_GIT_LINK", "", _NO_CLONE),
+            ("BYTEPS_BRANCH", "", _NO_CLONE),
+        )
+    ),
 ]
 
 TABLE = Table(

@@ -247,6 +247,26 @@ def provider(environment: Mapping[str, str], devices: Path = _RDMA_DEVICES) -> s
     return found
 
 
+def lacking_interface(environment: Mapping[str, str]) -> str:
+    """Returns a text if this machine lacks DMLC_INTERFACE, else an empty one."""
+    told = TABLE.value(environment, "DMLC_INTERFACE")
+    own = [name for _, name in socket.if_nameindex()]
+    # A label such as eth0:1 names another address of an interface.
+    if not told or told.partition(":")[0] in own:
+        return ""
+    return (
+        f"DMLC_INTERFACE is '{told}', and this machine has {', '.join(own)}: set it to one of these, or "
+        "unset it"
+    )
+
+
+def require_interface(environment: Mapping[str, str]) -> None:
+    """Raises VariableError if this machine lacks DMLC_INTERFACE."""
+    lacking = lacking_interface(environment)
+    if lacking:
+        raise VariableError(lacking)
+
+
 # The documented commands have no certificates. The daemons warn of that at each start.
 NETWORK_OPTIONS = ("--insecure",)
 

@@ -24,17 +24,21 @@ from pathlib import Path
 from typing import Any
 
 from talweg._node.hosts import Ssh
+from talweg.byteps import _shell
 from talweg.errors import InvalidArgument, TalwegError
 
 _LOG = Path("sshlog")
 _ASK_S = 0.1
 _GRACE_S = 20.0
 _LAST_LINES = 5
-# Runs the command, and ends it when ssh's stdin closes. sshd would leave it running.
+# Runs the command in a session of its own, and ends that when ssh's stdin closes. sshd would leave it
+# running. A shell that runs a line ends before what it has started: this waits for the rest, 20 s.
 _REMOTE = (
-    "exec 3<&0; {command} </dev/null 3<&- & p=$!; "
-    "(cat <&3; kill -TERM $p) >/dev/null 2>&1 & w=$!; "
-    "wait $p; s=$?; kill $w 2>/dev/null; exit $s"
+    "exec 3<&0; setsid {command} </dev/null 3<&- & p=$!; "
+    "(cat <&3; kill -s TERM -- -$p || kill -s TERM $p) >/dev/null 2>&1 & w=$!; "
+    "wait $p; s=$?; kill $w 2>/dev/null; n=0; "
+    "while [ $s = 143 ] && [ $n -lt 200 ] && kill -0 -- -$p 2>/dev/null; "
+    "do sleep 0.1; n=$((n + 1)); done; exit $s"
 )
 
 
@@ -96,8 +100,8 @@ def _shared(options: Any, workers: int, servers: int) -> dict[str, str]:
 def remote_line(variables: dict[str, str], command: list[str]) -> str:
     """Returns the line for a host's shell. A single word is a line of shell. Several are quoted."""
     exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in variables.items())
-    line = command[0] if len(command) == 1 else shlex.join(command)
-    return exports + _REMOTE.format(command=f"/bin/sh -c {shlex.quote('exec ' + line)}")
+    line = shlex.quote(_shell.becoming(command))
+    return exports + _REMOTE.format(command=f"/bin/sh -c {line}")
 
 
 class _Launch:

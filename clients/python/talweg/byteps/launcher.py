@@ -25,7 +25,7 @@ from typing import Any
 from talweg import _programs
 from talweg._compat.environment import logger
 from talweg._node.hosts import interruptible
-from talweg.byteps import _cores, _job, _trace
+from talweg.byteps import _cores, _job, _shell, _trace
 from talweg.byteps._environment import TABLE, log_levels
 from talweg.errors import TalwegError
 
@@ -95,18 +95,19 @@ def rank_count(environment: Mapping[str, str], say: Callable[[str], None] = _say
     if gpus == 0:
         ranks = "one rank" if len(entries) == 1 else f"{len(entries)} ranks"
         say(f"there is no GPU: NVIDIA_VISIBLE_DEVICES={told} stands for {ranks} on CPUs")
-    return max(len(entries), 1)
+    return len(entries)
 
 
 def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
     """Returns the line for a rank's shell. One argument is a line of shell. Several are quoted."""
-    line = arguments[0] if len(arguments) == 1 else shlex.join(arguments)
     if not TABLE.switch(environment, "BYTEPS_ENABLE_GDB"):
-        return line
+        return _shell.line_of(arguments)
     if shutil.which("gdb") is None:
         raise TalwegError("BYTEPS_ENABLE_GDB is 1, and there is no gdb: install it, or unset it")
-    # The shell finds the program, which may be a script, and gdb follows it. gdb's exit status is
-    # the program's, or 255 after a crash.
+    # The shell finds the program, which may be a script, becomes it, and gdb follows it. bash becomes
+    # the last command of a line by itself, and dash does not. gdb's exit status is the program's, or
+    # 255 after a crash.
+    shell = (shutil.which("bash") if len(arguments) == 1 else None) or "/bin/sh"
     gdb = ["gdb", "-q", "-batch", "-return-child-result", "-nx"]
     for command in (
         "handle SIGPIPE SIGUSR1 SIGUSR2 SIGALRM SIGCHLD nostop noprint pass",
@@ -114,10 +115,10 @@ def command_of(arguments: list[str], environment: Mapping[str, str]) -> str:
         "python gdb.selected_thread() and gdb.execute('bt')",
     ):
         gdb += ["-ex", command]
-    return "exec " + shlex.join([*gdb, "--args", "/bin/sh", "-c", f"exec {line}"])
+    return "exec " + shlex.join([*gdb, "--args", shell, "-c", _shell.becoming(arguments)])
 
 
-def _plan_cores(
+def plan_cores(
     environment: Mapping[str, str], local_size: int, log: logging.Logger
 ) -> list[list[int]] | None:
     """Returns the cores of each rank; None if ranks are not bound.
@@ -154,11 +155,12 @@ def _worker(arguments: list[str], environment: dict[str, str], log: logging.Logg
     local_size = rank_count(environment)
     # Each rank has its own local rank. Here it is that of the node's first rank.
     job = _job.job_of(dict(environment, BYTEPS_LOCAL_RANK="0"), "worker", local_size)
-    cores = _plan_cores(environment, local_size, log)
+    cores = plan_cores(environment, local_size, log)
     sections = ":".join(_cores.show(mine) for mine in cores or [])
     line = [_programs.tool(), "run", "--no-prefix", f"--job={job.name}"]
     if job.is_distributed:
         provider = _job.provider(environment)
+        _job.require_interface(environment)
         _job.await_servers(job, _say)
         line += [
             f"--scheduler={job.scheduler}",
@@ -243,16 +245,26 @@ def _daemon(line: list[str], environment: dict[str, str]) -> _Process:
     return _Process([_programs.tool(), *line], environment)
 
 
-def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
-    """Serves until the job is over and its servers have left."""
-    binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
-    host = "0.0.0.0" if binds_all else job.host
-    # With NAT this host may not reach itself at DMLC_PS_ROOT_URI.
-    asked = ([f"127.0.0.1:{job.port}"] if binds_all else []) + [job.scheduler]
+def scheduler_line(job: _job.Job, environment: Mapping[str, str]) -> list[str]:
+    """Returns the scheduler's words after `talweg`."""
+    host = "0.0.0.0" if TABLE.switch(environment, "DMLC_USE_KUBERNETES") else job.host
     line = ["scheduler", f"--listen={host}:{job.port}", "--in_memory", *_job.NETWORK_OPTIONS]
     lease_s = TABLE.number(environment, "PS_HEARTBEAT_TIMEOUT")
     if lease_s > 0:
         line.append(f"--lease_ms={lease_s * 1000}")
+    return line
+
+
+def _scheduler(job: _job.Job, environment: dict[str, str]) -> int:
+    """Serves until the job is over and its servers have left."""
+    lacking = _job.lacking_interface(environment)
+    if lacking:
+        # dist_launcher.py gives all machines one name.
+        _say(f"{lacking}. The scheduler listens on {job.scheduler} in any case")
+    line = scheduler_line(job, environment)
+    # With NAT this host may not reach itself at DMLC_PS_ROOT_URI.
+    binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
+    asked = ([f"127.0.0.1:{job.port}"] if binds_all else []) + [job.scheduler]
     variables = dict(environment, TALWEG_LOG_LEVEL=_job.log_level(environment))
     said = _Saying()
     own, lone = _job.OwnJob(job), _LoneWorker(job)
@@ -361,8 +373,8 @@ class _LoneWorker:
         return True
 
 
-def _server(job: _job.Job, environment: dict[str, str]) -> int:
-    """Serves until the job is over or the scheduler has left."""
+def server_line(job: _job.Job, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the server's words after `talweg`, and its variables."""
     address = _job.own_address(job, environment)
     binds_all = TABLE.switch(environment, "DMLC_USE_KUBERNETES")
     host = "0.0.0.0" if binds_all else address
@@ -380,6 +392,13 @@ def _server(job: _job.Job, environment: dict[str, str]) -> int:
     variables.pop("TALWEG_SLICE_BYTES_MAX", None)  # Only agents take it.
     if binds_all:
         variables["TALWEG_ADVERTISE"] = address
+    return line, variables
+
+
+def _server(job: _job.Job, environment: dict[str, str]) -> int:
+    """Serves until the job is over or the scheduler has left."""
+    _job.require_interface(environment)
+    line, variables = server_line(job, environment)
     said = _Saying()
     own, lone = _job.OwnJob(job), _LoneWorker(job)
     seen = False

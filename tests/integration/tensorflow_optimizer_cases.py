@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -12,9 +13,11 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_tf_keras
 import keras
 import numpy as np
+import talweg.tensorflow as tw
 import tensorflow as tf
 import tf_keras
 from expected_errors import expect, expect_warning
+from talweg.tensorflow import _rounds
 
 
 def partial_optimizers() -> None:
@@ -64,17 +67,63 @@ def optimizers() -> None:
     expect(ValueError, "Average and Sum", hvd_keras.DistributedOptimizer, kinds[0](1.0), op=hvd.Max)
     expect(
         ValueError,
-        "at least 1",
+        "is '2'; it must be a whole number, at least 1",
         hvd.DistributedOptimizer,
         kinds[0](1.0),
-        backward_passes_per_step=0,
+        backward_passes_per_step="2",
     )
+    expect(TypeError, "got EagerTensor", hvd.broadcast_variables, [tf.ones(1)], 0)
     expect(Exception, "not an optimizer", hvd.DistributedOptimizer, object())
     deprecated = partial(expect_warning, DeprecationWarning, "`num_groups`")
     for module in (hvd, hvd_keras, hvd_tf_keras):
         deprecated(module.DistributedOptimizer, keras.optimizers.SGD(1.0), num_groups=2)
     for make in (hvd.DistributedGradientTape, hvd.PartialDistributedGradientTape):
         deprecated(make, tf.GradientTape(), num_groups=2)
+
+
+def names_of_gradients() -> None:
+    """Each optimizer has names of its own and keeps them. So have the tapes of a model."""
+    told: set[str] = set()
+    start = _rounds.start_reduction
+
+    def record(array: Any, name: Any, how: Any) -> Any:
+        told.add(name)
+        return start(array, name, how)
+
+    def names_of(step: Any, variable: tf.Variable) -> set[str]:
+        told.clear()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * variable)
+        step(tape, loss, variable)
+        return set(told)
+
+    def apply(optimizer: Any, tape: Any, loss: Any, variable: Any) -> None:
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    def differentiate(tape: Any, loss: Any, variable: Any) -> None:
+        hvd.DistributedGradientTape(tape).gradient(loss, variable)
+
+    variables = [tf.Variable(tf.ones([length])) for length in (2, 3)]
+    made = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)) for _ in variables]
+    steps: list[list[Callable[..., None]]] = [
+        [partial(apply, each) for each in made],
+        [differentiate] * len(variables),
+    ]
+    named = tw.DistributedOptimizer(keras.optimizers.SGD(1.0), name="mine")
+    with mock.patch.object(_rounds, "start_reduction", record):
+        for both in steps:
+            first, second = map(names_of, both, variables)
+            assert len(first) == len(second) == 1 and first != second, (first, second)
+            hvd.DistributedOptimizer(made[1])
+            assert list(map(names_of, both, variables)) == [first, second]
+        assert names_of(partial(apply, named), variables[0]) == {"mine.0"}
+        tape = tw.DistributedGradientTape(tf.GradientTape(), name="own")
+        with tape:
+            loss = tf.reduce_sum(variables[0])
+        told.clear()
+        tape.gradient(loss, variables[0])
+        assert told == {"own.0"}
+    expect(ValueError, "name is 3", tw.DistributedGradientTape, tf.GradientTape(), name=3)
 
 
 def computed_gradients() -> None:

@@ -21,6 +21,11 @@ def works(name: str) -> None:
     np.testing.assert_array_equal(tw.push_pull(jnp.ones(2), name), np.ones(2))
 
 
+def run(program: Any, x: Any) -> Any:
+    with tw.talweg_errors():
+        return jax.block_until_ready(program(x))
+
+
 def check_shapes_that_differ() -> None:
     """The error names both sides, eagerly and in a program, and later calls of the program work."""
     mine = jnp.ones(3 + (tw.rank() == tw.size() - 1))
@@ -47,6 +52,28 @@ def check_shapes_that_differ() -> None:
     np.testing.assert_array_equal(beside, np.ones(2))
 
 
+def check_names_after_a_mismatch() -> None:
+    """A name on which ranks have disagreed is free again, also for another shape."""
+    mine = jnp.ones(3 + (tw.rank() == tw.size() - 1))
+    program = jax.jit(lambda x: tw.push_pull(x, "once in a program"))
+    for _ in range(2):
+        expect(talweg.Mismatch, "f32[4]", tw.push_pull, mine, "once")
+        expect(talweg.Mismatch, "f32[4]", run, program, mine)
+    for _ in range(2):
+        works("once")
+        np.testing.assert_array_equal(run(program, jnp.ones(2)), np.ones(2))
+
+
+def check_handles() -> None:
+    """A handle is collected once, and the name then works again."""
+    handle = tw.push_pull_async(jnp.ones(2), "handle")
+    np.testing.assert_array_equal(tw.synchronize(handle), np.ones(2))
+    for _ in range(2):
+        expect(talweg.InvalidArgument, "collected already", tw.synchronize, handle)
+    expect(talweg.InvalidArgument, "int is not a handle", tw.synchronize, 3)
+    works("handle")
+
+
 def check_dtypes_and_ops_that_differ() -> None:
     dtype = np.float32 if tw.rank() == 0 else np.float16
     expect(talweg.Mismatch, "f16[2]", tw.push_pull, jnp.ones(2, dtype), "dtypes")
@@ -68,12 +95,8 @@ def check_calls_without_a_name() -> None:
 
     step = jax.jit(lambda x: tw.push_pull(tw.push_pull(x)[:3] * 2))
 
-    def run(program: Any) -> None:
-        with tw.talweg_errors():
-            program(mine)
-
-    expect(talweg.Mismatch, "float32[4]", run, step)
-    expect(talweg.Mismatch, "float32[4]", run, jax.grad(lambda x: tw.push_pull(x).sum()))
+    expect(talweg.Mismatch, "float32[4]", run, step, mine)
+    expect(talweg.Mismatch, "float32[4]", run, jax.grad(lambda x: tw.push_pull(x).sum()), mine)
     tree = {"a": jnp.ones(2), "b": mine}
     expect(talweg.Mismatch, "average of float32[2], float32[3]", tw.push_pull, tree)
     calls = [lambda: tw.broadcast(jnp.ones(5)), lambda: tw.all_gather(jnp.ones(5))]
@@ -117,6 +140,8 @@ def check_no_calls() -> None:
     expect(talweg.Unsupported, "average", tw.push_pull, x.astype(np.int32), "average of integers")
     expect(talweg.InvalidArgument, "root_rank is 99", tw.broadcast, x, 99)
     expect(talweg.InvalidArgument, "name is 7", tw.push_pull, x, 7)
+    expect(talweg.InvalidArgument, "priority is 'x'", tw.push_pull, x, "early", priority="x")
+    expect(TypeError, "3 is no optimizer of optax", tw.DistributedOptimizer, 3)
     expect(talweg.InvalidArgument, "is not an array", tw.push_pull, {"a": "text"}, "text")
     expect(talweg.InvalidArgument, "do not divide", tw.all_to_all, jnp.ones(tw.size() + 1))
     expect(

@@ -104,6 +104,8 @@ def stores() -> None:
     )
     assert out.asnumpy()[0, 0] == 2 * size and out.asnumpy()[1, :2].tolist() == [size, size]
     expect(ValueError, "update_on_kvstore", store.set_optimizer, mx.optimizer.create("sgd"))
+    compressing = "use byteps.mxnet.DistributedTrainer(compression_params=...)"
+    expect(ValueError, compressing, store.set_gradient_compression, {"type": "2bit"})
     expect(ValueError, "sparse", store.push, "w", value)
 
 

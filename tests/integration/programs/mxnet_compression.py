@@ -240,6 +240,7 @@ def declared_tensors() -> None:
 
 def refusals() -> None:
     params, _, _ = _parameters("refused_")
+    trainer = bps.DistributedTrainer
 
     def make(optimizer_params: dict[str, Any] | None = None, **compression_params: Any) -> Any:
         return bps.DistributedTrainer(
@@ -258,6 +259,16 @@ def refusals() -> None:
         KeyError, "'momentum' to optimizer_params", make, compressor="onebit", momentum="nesterov"
     )
     expect(ValueError, "partition is 'log'", make, compressor="dithering", k=4, partition="log")
+    expect(ValueError, "'error_feedback' is no key", make, compressor="onebit", error_feedback="")
+    expect(ValueError, "'compresor' is no key: use compressor", make, compresor="onebit")
+    expect(TypeError, "scaling is 'False'", make, compressor="onebit", scaling="False")
+    expect(TypeError, "fp16 is 'no'", make, fp16="no")
+    for wrong in (["onebit"], "onebit"):
+        expect(TypeError, "must be a dict", trainer, params, "sgd", compression_params=wrong)
+    scaled = {"byteps_compressor_type": "onebit", "byteps_compressor_onebit_scaling": "False"}
+    bps.byteps_declare_tensor("unscaled", **scaled)
+    scaled["byteps_compressor_onebit_scaling"] = "often"
+    expect(TypeError, "scaling is 'often'", bps.byteps_declare_tensor, "unscaled", **scaled)
 
 
 def main() -> None:

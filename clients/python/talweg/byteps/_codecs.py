@@ -12,11 +12,22 @@ from typing import Any
 from talweg._exchange.compressing import Compressing
 from talweg.byteps._environment import TABLE
 from talweg.compression import Compression, Dithering, OneBit, RandomK, TopK
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 
 # Values with which a program asks for nothing.
 _NOTHING = (None, "", "none", False)
 _COMPRESSORS = ("onebit", "topk", "randomk", "dithering")
+_KEYS = (
+    "compressor",
+    "k",
+    "scaling",
+    "ef",
+    "momentum",
+    "seed",
+    "partition",
+    "normalize",
+    "fp16",
+)
 _PARTITION_BYTES = 4096000  # BytePS's own, if BYTEPS_PARTITION_BYTES is not set.
 
 
@@ -45,6 +56,27 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
     return value.lower()
 
 
+def check_params(params: Any) -> None:
+    """Raises InvalidArgument if a trainer's compression_params are no dict, or have an unknown key."""
+    if not isinstance(params, Mapping):
+        raise WrongType(
+            f"compression_params is {params!r}; it must be a dict, such as {{'compressor': 'onebit'}}"
+        )
+    for key in params:
+        if key not in _KEYS:
+            raise InvalidArgument(
+                f"compression_params: {key!r} is no key: use {', '.join(_KEYS)}, or leave it out"
+            )
+
+
+def switch(params: Mapping[str, Any], key: str) -> bool:
+    """Returns what a key says that is True or False. Raises WrongType for anything else."""
+    value = params.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise WrongType(f"compression_params: {key} is {value!r}; it must be True or False")
+    return bool(value)
+
+
 def _factor(name: str, value: Any) -> float:
     try:
         number = float(value)
@@ -70,7 +102,7 @@ def _compression_of(
 ) -> Compression:
     common: dict[str, Any] = {"error_feedback": has_feedback, "bytes_min": bytes_min}
     if compressor == "onebit":
-        return OneBit(bool(params.get("scaling", False)), **common)
+        return OneBit(switch(params, "scaling"), **common)
     if params.get("k") is None:
         raise KeyError(f"compression_params: '{compressor}' needs a k: add 'k'")
     k = params["k"]
@@ -90,8 +122,9 @@ def codec_of(
 
     Takes momentum from `optimizer_params` if the codec has it, and for onebit weight decay, too.
     Raises TypeError for values that are not given by name, KeyError for one that is missing, and
-    InvalidArgument, a ValueError, for unknown ones.
+    InvalidArgument, a ValueError, for unknown keys and values.
     """
+    check_params(params)
     compressor = _one_of("compressor", params.get("compressor"), _COMPRESSORS)
     feedback = _one_of("ef", params.get("ef"), ("vanilla",))
     momentum = _one_of("momentum", params.get("momentum"), ("nesterov",))
@@ -130,6 +163,8 @@ _DECLARED = {
     "dithering_partition": "partition",
     "dithering_normalize": "normalize",
 }
+# The texts of a declaration's switch. Others stay texts, which codec_of() refuses.
+_SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 # BytePS numbers these values.
 _NUMBERED = {"partition": ("linear", "natural"), "normalize": ("max", "l2")}
 
@@ -163,6 +198,7 @@ def codec_of_declaration(
         value = params.get(name)
         if isinstance(value, int) and 0 <= value < len(values):
             params[name] = values[value]
-    if isinstance(params.get("scaling"), str):
-        params["scaling"] = params["scaling"].lower() in ("1", "true")
+    if params.get("scaling") is not None:
+        scaling = params["scaling"]
+        params["scaling"] = _SWITCHES.get(str(scaling).lower(), scaling)
     return codec_of(params, own, environment)

@@ -19,6 +19,7 @@ from talweg._collectives.kinds import ROOT
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._declaration import Op
+from talweg._library.native_arguments import checked_priority
 from talweg.errors import InvalidArgument
 from talweg.jax import _library, _unnamed
 from talweg.jax._errors import talweg_errors
@@ -90,6 +91,7 @@ def _plan(
         raise InvalidArgument(
             f"{kind.name}: name is {name!r}; it must be a str, or None for calls in order"
         )
+    priority = checked_priority(priority)
     client = _client.current()
     _library.register()
     group = Group(client, process_set, operation or kind.name)
@@ -186,7 +188,8 @@ def push_pull_async(
     """Starts push_pull() and returns its handle for synchronize(). Does not wait.
 
     The handle is a tree of small arrays: one program may start it and another collect it. Collect
-    a handle once, before the next call of the name. It has no gradient.
+    a handle once, before the next call of the name: a second time raises InvalidArgument. It has no
+    gradient.
     """
     group = _plan(
         tree,

@@ -7,7 +7,7 @@ from typing import Any
 
 from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Op
-from talweg.errors import Unsupported
+from talweg.errors import Unsupported, WrongType
 from talweg.jax._calls import push_pull
 
 
@@ -34,6 +34,11 @@ def DistributedOptimizer(  # The name that other frameworks' modules have it und
             f"DistributedOptimizer needs optax ({error}): pip install optax, or call push_pull() on "
             "the gradients yourself"
         ) from None
+    if not all(callable(getattr(optimizer, each, None)) for each in ("init", "update")):
+        raise WrongType(
+            f"DistributedOptimizer: {optimizer!r} is no optimizer of optax: pass one, such as "
+            "optax.sgd(0.1)"
+        )
     inner = optax.with_extra_args_support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:

@@ -10,11 +10,17 @@ import tensorflow as tf
 from talweg._arguments import chosen_op
 from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import Op
+from talweg.errors import InvalidArgument
 from talweg.tensorflow import _optimizer, _tape
 from talweg.tensorflow._compression import Compression, Compressor
 from talweg.tensorflow._gradients import Choices
 
 OptimizerT = TypeVar("OptimizerT")
+
+
+def _require(name: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidArgument(f"name is {name!r}; it must be a str")
 
 
 def DistributedOptimizer(
@@ -25,6 +31,7 @@ def DistributedOptimizer(
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
+    name: str = "gradient",
     process_set: ProcessSet | None = None,
 ) -> OptimizerT:
     """Makes `optimizer` combine its gradients over the ranks; returns the same object.
@@ -33,7 +40,8 @@ def DistributedOptimizer(
     Model.fit each gradient leaves as soon as it is computed. tf.IndexedSlices stay sparse, with each
     row once; with `sparse_as_dense` they are made dense. With several `backward_passes_per_step`
     the gradients of so many passes are summed, and the sum is combined and applied in the last one.
-    The other passes leave the variables as they are. Raises InvalidArgument for another kind of
+    The other passes leave the variables as they are. A second such optimizer in one process needs
+    another `name`. Raises InvalidArgument for another kind of
     optimizer, and Unsupported if Keras 3 runs on another backend than TensorFlow.
     """
     choices = Choices(
@@ -42,7 +50,8 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    return _optimizer.distribute(optimizer, choices, backward_passes_per_step)
+    _require(name)
+    return _optimizer.distribute(optimizer, choices, backward_passes_per_step, name=name)
 
 
 def DistributedGradientTape(
@@ -52,11 +61,13 @@ def DistributedGradientTape(
     average: bool = True,
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
+    name: str = "tape.gradient",
     process_set: ProcessSet | None = None,
 ) -> tf.GradientTape:
     """Makes `tape` combine the gradients that gradient() returns; returns the same object.
 
-    The arguments mean the same as in DistributedOptimizer(). With an optimizer from there, no such
+    The arguments mean the same as in DistributedOptimizer(). The tapes of a second model need another
+    `name`. With an optimizer from there, no such
     tape is needed. Raises InvalidArgument if `tape` is no tf.GradientTape.
     """
     choices = Choices(
@@ -65,4 +76,5 @@ def DistributedGradientTape(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    return _tape.distribute_tape(tape, choices)
+    _require(name)
+    return _tape.distribute_tape(tape, choices, lambda _: name)

@@ -21,10 +21,16 @@ OptimizerT = TypeVar("OptimizerT")
 
 
 class Steps:
-    """What an optimizer does with gradients before it applies them, and its sums of passes."""
+    """What an optimizer does with gradients before it applies them, and its sums of passes.
 
-    def __init__(self, choices: Choices, passes: int, averages_passes: bool) -> None:
+    `name` is what the names of its gradients begin with.
+    """
+
+    def __init__(
+        self, choices: Choices, passes: int, averages_passes: bool, name: str = "gradient"
+    ) -> None:
         self.choices = choices
+        self.name = name
         self.passes = passes
         self._averages_passes = averages_passes
         self._sums: list[Any] = []
@@ -69,7 +75,7 @@ class Steps:
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the ranks' gradients combined."""
-        return _gradients.combine(gradients, variables, self.choices, "gradient")
+        return _gradients.combine(gradients, variables, self.choices, self.name)
 
     def apply(
         self, apply: Callable[[list[Any]], Any], gradients: list[Any], variables: Sequence[Any]
@@ -380,9 +386,16 @@ def distribute(
     choices: Choices,
     passes: int = 1,
     averages_passes: bool = False,
+    name: str = "gradient",
 ) -> OptimizerT:
     """Makes `optimizer` combine its gradients over the ranks; returns the same object."""
-    return distribute_by(optimizer, lambda: Steps(choices, passes, averages_passes), passes)
+    return distribute_by(optimizer, lambda: Steps(choices, passes, averages_passes, name), passes)
+
+
+def name_of(optimizer: Any) -> str | None:
+    """Returns the name that distribute() has given the optimizer; None if it has not."""
+    steps = getattr(optimizer, "_talweg_steps", None)
+    return steps.name if isinstance(steps, Steps) else None
 
 
 def distribute_by(
@@ -394,7 +407,9 @@ def distribute_by(
     """
     methods = _methods_for(optimizer)
     if not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"backward_passes_per_step is {passes}; it must be at least 1")
+        raise InvalidArgument(
+            f"backward_passes_per_step is {passes!r}; it must be a whole number, at least 1"
+        )
     cls = type(optimizer)
     if not issubclass(cls, methods):
         # tf-keras looks up a class's public name in the class itself, not in its bases.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,12 +11,14 @@ import tensorflow as tf
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _gradients
 from talweg.tensorflow._gradients import Choices
+from talweg.tensorflow._variables import tf_variable
 
 
 class _Methods:
     """The methods that a tape gets."""
 
     _talweg_choices: Choices
+    _talweg_name_of: Callable[[list[str]], str]
 
     def gradient(
         self,
@@ -35,7 +38,10 @@ class _Methods:
     def _talweg_combined(self, own: Any, sources: Any) -> Any:
         flat = tf.nest.flatten(own)
         variables = tf.nest.flatten(sources)
-        combined = _gradients.combine(flat, variables, self._talweg_choices, "tape.gradient")
+        local = self._talweg_choices.local
+        texts = [_described(each) for each in variables if _gradients.key_of(each) not in local]
+        name = self._talweg_name_of(texts)
+        combined = _gradients.combine(flat, variables, self._talweg_choices, name)
         return tf.nest.pack_sequence_as(own, combined)
 
     def register_local_source(self, source: Any) -> None:
@@ -59,8 +65,25 @@ class _Methods:
         )
 
 
-def distribute_tape(tape: tf.GradientTape, choices: Choices) -> tf.GradientTape:
-    """Makes `tape` combine its gradients; returns the same object."""
+def _described(source: Any) -> str:
+    """Returns what a source has in common with the source of the same tape in the next step.
+
+    That is a variable's dtype and shape. Other tensors may have another length in each step.
+    """
+    value = tf_variable(source)
+    if isinstance(value, tf.Variable):
+        return f"{value.dtype.name} {value.shape}"
+    return f"{value.dtype.name} {value.shape.rank}" if tf.is_tensor(value) else ""
+
+
+def distribute_tape(
+    tape: tf.GradientTape, choices: Choices, name_of: Callable[[list[str]], str]
+) -> tf.GradientTape:
+    """Makes `tape` combine its gradients; returns the same object.
+
+    `name_of` returns what the names of the gradients begin with. It gets the sources' texts. A tape
+    lives for one step, and the next step's tape has the same texts.
+    """
     if not isinstance(tape, tf.GradientTape):
         raise InvalidArgument(
             f"expected a tf.GradientTape, got {type(tape).__name__}: pass the tape of the step"
@@ -69,4 +92,5 @@ def distribute_tape(tape: tf.GradientTape, choices: Choices) -> tf.GradientTape:
     if not issubclass(cls, _Methods):
         tape.__class__ = type(cls.__name__, (_Methods, cls), {"__module__": cls.__module__})
     tape._talweg_choices = choices
+    tape._talweg_name_of = name_of
     return tape

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from talweg import _client
 from talweg._collectives.process_sets import ProcessSet
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 from talweg.tensorflow import _ops
 
 
@@ -28,6 +28,12 @@ def assign_from_root(
 ) -> Any:
     """Assigns the root's values to the variables. A tf.compat.v1 graph gets the operation back."""
     targets = [tf_variable(each) for each in variables]
+    for index, target in enumerate(targets):
+        if not hasattr(target, "assign"):
+            raise WrongType(
+                f"{base}: expected variables, got {type(target).__name__} in place {index}: pass "
+                "variables of TensorFlow or Keras, or call broadcast(), which returns a tensor"
+            )
     if not targets:
         return None if tf.executing_eagerly() else tf.no_op()
     # Strings and other types without numbers stay as they are.

@@ -29,6 +29,9 @@ _names: set[str] = set()
 class TalwegStore(KVStoreBase):
     """A store that sums over all ranks. Each rank has its own, and updates its own weights."""
 
+    # What a trainer uses instead of the store to compress gradients.
+    compressing_trainer: str
+
     def __init__(self) -> None:
         internal(_client.current)  # Raises MXNetError before init().
 
@@ -113,8 +116,8 @@ class TalwegStore(KVStoreBase):
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         raise Unsupported(
-            f"compression_params={compression_params!r} is not offered by Talweg yet: leave it out, or "
-            "cast gradients to float16"
+            f"the store '{self.type}' does not compress (compression_params={compression_params!r}): "
+            f"leave them out, or use {self.compressing_trainer} without a store"
         )
 
     def _refuse_sparse(self) -> None:

@@ -21,7 +21,7 @@ from talweg._compat.mxnet.training import GluonTrainer, Gradients, WrappedOptimi
 from talweg._declaration import Op
 from talweg._elastic.membership import membership_of
 from talweg.byteps import _asynchrony
-from talweg.byteps._codecs import Codec, codec_of
+from talweg.byteps._codecs import Codec, codec_of, switch
 from talweg.byteps.mxnet._asynchronous import AsynchronousOptimizer
 from talweg.byteps.mxnet._compressed import CompressedGradients
 
@@ -199,18 +199,20 @@ def _checked(
     """Returns the cast that `compression_params` asks for, the codec, and the parameters that are
     left to the optimizer.
     """
-    if not compression_params:
+    if compression_params is None or compression_params == {}:
         return Compression.none, None, optimizer_params
     rest = dict(optimizer_params or {})
     codec = codec_of(compression_params, rest, os.environ)
     if "compressor" not in compression_params:
         warn("compression_params names no compressor")
-    cast = Compression.fp16 if compression_params.get("fp16") else Compression.none
+    cast = Compression.fp16 if switch(compression_params, "fp16") else Compression.none
     return cast, codec, rest if optimizer_params is not None else None
 
 
 class BytePS(kvstore.TalwegStore):
     """The KVStore with the name `byteps`."""
+
+    compressing_trainer = "byteps.mxnet.DistributedTrainer(compression_params=...)"
 
     def __init__(self) -> None:
         internal(lambda: _asynchrony.refuse("the KVStore 'byteps'"))

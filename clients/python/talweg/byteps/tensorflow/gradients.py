@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from talweg._compat.tensorflow import names
 from talweg.byteps import _asynchrony
 from talweg.byteps.tensorflow.ops import Average, op_of
 from talweg.tensorflow import _optimizer, _tape
@@ -40,7 +41,8 @@ def DistributedOptimizer(
     if enable_async or _asynchrony.is_asked_for():
         return asynchronous(optimizer, compression, backward_passes_per_step)
     choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense)
-    return _optimizer.distribute(optimizer, choices, backward_passes_per_step)
+    own = names.of_optimizer(optimizer, choices)
+    return _optimizer.distribute(optimizer, choices, backward_passes_per_step, name=own)
 
 
 def asynchronous(optimizer: Any, compression: Any, passes: int = 1) -> Any:
@@ -62,4 +64,4 @@ def DistributedGradientTape(
     """Makes `gradtape` average what gradient() returns over the ranks; returns the same object."""
     _asynchrony.refuse("DistributedGradientTape")
     choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense)
-    return _tape.distribute_tape(gradtape, choices)
+    return _tape.distribute_tape(gradtape, choices, lambda texts: names.of_tape(texts, choices))

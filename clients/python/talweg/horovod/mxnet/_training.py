@@ -119,5 +119,7 @@ class DistributedTrainer(GluonTrainer):
 class Horovod(kvstore.TalwegStore):
     """The KVStore `horovod`."""
 
+    compressing_trainer = "horovod.mxnet.DistributedTrainer(compression=hvd.Compression.fp16)"
+
 
 kvstore.register(Horovod)

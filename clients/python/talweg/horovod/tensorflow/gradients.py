@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from talweg._call_site import warn
+from talweg._compat.tensorflow import names
 from talweg._declaration import Op
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum, Average
@@ -62,7 +63,8 @@ def choices_of(
 
 def distribute(optimizer: Any, choices: Choices, passes: int, averages_passes: bool) -> Any:
     """Makes `optimizer` reduce its gradients; returns the same object."""
-    _optimizer.distribute(optimizer, choices, passes, averages_passes)
+    name = names.of_optimizer(optimizer, choices)
+    _optimizer.distribute(optimizer, choices, passes, averages_passes, name)
     # Programs that know Horovod's own code read these attributes.
     steps = optimizer._talweg_steps
     object.__setattr__(optimizer, "_agg_helper", steps if passes > 1 else None)
@@ -144,7 +146,7 @@ def DistributedGradientTape(
         scale_local_gradients,
         "DistributedGradientTape",
     )
-    return _tape.distribute_tape(gradtape, choices)
+    return _tape.distribute_tape(gradtape, choices, lambda texts: names.of_tape(texts, choices))
 
 
 def local_variables(local_layers: Any) -> list[Any]:

@@ -9,9 +9,10 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import job
+from torch_forks import TorchForks
 
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 _EXAMPLE = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "examples" / "jax_text.py"
@@ -20,20 +21,35 @@ _STEPS = 60
 _TOLERANCE = 1e-5
 
 
+# Ranks need not import what starts no threads.
+_IMPORTED = ("jax", "jax.numpy", "optax")
+
+
 class JaxTest(unittest.TestCase):
+    forks: ClassVar[TorchForks]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.forks = TorchForks(_IMPORTED)
+        cls.forks.__enter__()
+        cls.addClassCleanup(cls.forks.__exit__)
+
     def test_every_call_on_two_nodes(self) -> None:
-        job.run(job.command("jax_features.py", nodes=2, ranks=2, aggregators=2))
+        line = job.command("jax_features.py", nodes=2, ranks=2, aggregators=2, forks=self.forks)
+        job.run(line)
 
     def test_every_call_alone(self) -> None:
         job.run([sys.executable, "-P", str(job.PROGRAMS / "jax_features.py")])
 
     def test_opposite_orders_with_one_thread(self) -> None:
         for elements in ("8", "2000"):
-            job.run(job.command("jax_orders.py", [elements], nodes=2, ranks=2))
+            line = job.command("jax_orders.py", [elements], nodes=2, ranks=2, forks=self.forks)
+            job.run(line)
 
     def test_wrong_calls(self) -> None:
         for nodes, ranks in ((1, 2), (2, 2), (2, 1))[: 3 if _FULL else 2]:
-            job.run(job.command("jax_errors.py", nodes=nodes, ranks=ranks))
+            line = job.command("jax_errors.py", nodes=nodes, ranks=ranks, forks=self.forks)
+            job.run(line)
 
 
 class TrainingTest(unittest.TestCase):

@@ -31,8 +31,8 @@ def DistributedOptimizer(
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
-    name: str = "gradient",
     process_set: ProcessSet | None = None,
+    name: str = "gradient",
 ) -> OptimizerT:
     """Makes `optimizer` combine its gradients over the ranks; returns the same object.
 
@@ -41,8 +41,8 @@ def DistributedOptimizer(
     row once; with `sparse_as_dense` they are made dense. With several `backward_passes_per_step`
     the gradients of so many passes are summed, and the sum is combined and applied in the last one.
     The other passes leave the variables as they are. A second such optimizer in one process needs
-    another `name`. Raises InvalidArgument for another kind of
-    optimizer, and Unsupported if Keras 3 runs on another backend than TensorFlow.
+    another `name`. Raises InvalidArgument for another kind of optimizer, and Unsupported if Keras 3
+    runs on another backend than TensorFlow.
     """
     choices = Choices(
         chosen_op(op, average),
@@ -61,14 +61,14 @@ def DistributedGradientTape(
     average: bool = True,
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
-    name: str = "tape.gradient",
     process_set: ProcessSet | None = None,
+    name: str = "tape.gradient",
 ) -> tf.GradientTape:
     """Makes `tape` combine the gradients that gradient() returns; returns the same object.
 
-    The arguments mean the same as in DistributedOptimizer(). The tapes of a second model need another
-    `name`. With an optimizer from there, no such
-    tape is needed. Raises InvalidArgument if `tape` is no tf.GradientTape.
+    The arguments mean the same as in DistributedOptimizer(). The tapes of a second model need
+    another `name`. With an optimizer from there, no such tape is needed. Raises InvalidArgument if
+    `tape` is no tf.GradientTape.
     """
     choices = Choices(
         chosen_op(op, average),

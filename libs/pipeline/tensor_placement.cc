@@ -27,6 +27,19 @@ view::Group PlacesOf(const view::View& numbers, const std::vector<Rank>& ranks,
   return group;
 }
 
+std::string TooManySlices(const TensorSpec& spec, const view::View& view) {
+  const std::string most = std::to_string(wire::kTensorSlicesMax);
+  if (spec.part_count() > wire::kTensorSlicesMax) {
+    return "tensor '" + spec.name + "' would have " + std::to_string(spec.part_count()) +
+           " parts, and a tensor has at most " + most + " slices, each of one part; use a group " +
+           "of fewer ranks";
+  }
+  return "tensor '" + spec.name + "' of " + FormatBytes(spec.bytes()) + " would have more than " +
+         most + " slices of " + FormatBytes(view.slice_bytes_max) +
+         "; use a slice size of at least " +
+         FormatBytes(RoundUp(spec.bytes() / (wire::kTensorSlicesMax / 2) + 1, 64 * kKiB));
+}
+
 Travel TravelIn(const ViewState& views) {
   if (views.standalone()) return Travel::kNone;
   return views.present()->members.size() > 1 ? Travel::kShared : Travel::kAll;
@@ -102,10 +115,7 @@ std::string PlaceTensor(const ViewState& views, AgentTensor& tensor) {
   }
   if (tensor.slices.empty() || tensor.slices.size() > wire::kTensorSlicesMax) {
     tensor.slices.clear();
-    return "tensor '" + tensor.spec.name + "' of " + FormatBytes(tensor.spec.bytes()) +
-           " would have more than " + std::to_string(wire::kTensorSlicesMax) + " slices of " +
-           FormatBytes(view.slice_bytes_max) + "; use a slice size of at least " +
-           FormatBytes(RoundUp(tensor.spec.bytes() / (wire::kTensorSlicesMax / 2) + 1, 64 * kKiB));
+    return TooManySlices(tensor.spec, view);
   }
   if (!view.aggregators.empty()) {
     for (const view::Slice& slice : tensor.slices) tensor.owners[slice.owner] = {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/pipeline/tensor_placement.h"
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,19 @@ TEST_CASE("PlaceTensor: a tensor of too many slices is refused with a size that 
   CHECK(tensor.slices.empty());
   CHECK(tensor.slice_states.size() == 0);
   CHECK(tensor.owners.size() == 1);
+}
+
+TEST_CASE("PlaceTensor: a tensor of too many parts is refused with what would do", "[pipeline]") {
+  const Placing p(MakeView(1, {100, 100}, 1));
+  std::vector<uint32_t> all(200);
+  std::iota(all.begin(), all.end(), 0);
+  TensorSpec spec = Gather(all);
+  spec.collective.gives = Share::kRow;
+  spec.collective.gets = Share::kColumn;
+  AgentTensor tensor = p.Tensor(spec);
+  CHECK_THAT(PlaceTensor(p.views, tensor),
+             Contains("40000 parts") && Contains("use a group of fewer ranks"));
+  CHECK(tensor.slices.empty());
 }
 
 TEST_CASE("PlaceTensor: the group's ranks of this node are known, and the owners have to agree",

@@ -11,7 +11,7 @@
 namespace talweg::membership {
 namespace {
 
-constexpr size_t kNameBytesMax = 1024;
+constexpr size_t kQuotaNameBytesMax = 1024;
 constexpr uint64_t kWeightMax = 1000;
 constexpr char kBlanks[] = " \t\r";
 constexpr char kLineForm[] = "a rule is 'job NAME SETTING=VALUE ...' or 'tenant NAME ...'";
@@ -51,9 +51,9 @@ std::string SetNumber(std::optional<uint64_t>& place, std::string_view key, std:
 
 std::string CheckName(std::string_view what, std::string_view name) {
   if (name.empty()) return "names no " + std::string(what) + "; " + kLineForm;
-  if (name.size() > kNameBytesMax) {
+  if (name.size() > kQuotaNameBytesMax) {
     return "has a name of " + Counted(name.size(), "byte") + "; at most " +
-           std::to_string(kNameBytesMax) + " are allowed";
+           std::to_string(kQuotaNameBytesMax) + " are allowed";
   }
   const size_t star = name.find('*');
   if (star != std::string_view::npos && star + 1 != name.size()) {

@@ -8,7 +8,7 @@ Each checks the target's edges against //bazel:layers.bzl. Targets are private u
 load("//bazel:archive.bzl", "runfiles_archive")
 load("//bazel:layers.bzl", "check_edges")
 load("//bazel:proto.bzl", "cc_proto_codegen")
-load("//bazel:test_copts.bzl", "CATCH2_COPTS")
+load("//bazel:test_copts.bzl", "CATCH2_COPTS", "PRECOMPILED_COPTS")
 load("//bazel/fuzz:fuzz.bzl", "cc_fuzz_test")
 load("//bazel/python:venv.bzl", "venv_py_binary", "venv_py_test")
 
@@ -52,6 +52,28 @@ _PROGRAM_DEPS = ["//bazel/deps/runtime:older_glibc"] + select({
     "//conditions:default": [],
 })
 
+# What a file begins with: a header that g++ need not read again.
+_STANDARD = select({
+    "//bazel/sanitizers:any": [],
+    "//conditions:default": PRECOMPILED_COPTS + [
+        "-include",
+        "bazel/precompiled/standard.hpp",
+        # With the warnings as errors, the build fails where g++ does not take it.
+        "-Winvalid-pch",
+    ],
+})
+
+def _precompiled(copts, deps):
+    """Returns the flags and the library of the headers that a target's files begin with.
+
+    g++ takes a precompiled header only with the flags that it was made with, but for warnings.
+    """
+    if "//bazel/deps/catch2" in deps:
+        return CATCH2_COPTS, []
+    if [flag for flag in copts if not flag.startswith("-W") and flag != "-w"]:
+        return [], []
+    return _STANDARD, ["//bazel/precompiled"]
+
 def _visible_to_lint(visibility):
     """Adds the lint tests, which look at every library, to those who may see a target."""
     if visibility == None or "//visibility:public" in visibility:
@@ -80,12 +102,13 @@ def talweg_cc_library(
       **kwargs: as for cc_library (data, defines, alwayslink, tags, ...).
     """
     check_edges(name, deps + kwargs.get("data", []), is_test = testonly)
+    precompiled_copts, precompiled_deps = _precompiled(copts, deps)
     native.cc_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
-        copts = _WARNINGS + (CATCH2_COPTS if "//bazel/deps/catch2" in deps else []) + copts,
-        deps = deps,
+        copts = _WARNINGS + precompiled_copts + copts,
+        deps = deps + precompiled_deps,
         testonly = testonly,
         visibility = _visible_to_lint(visibility),
         linkstatic = True,
@@ -95,12 +118,13 @@ def talweg_cc_library(
 def talweg_cc_binary(name, srcs, deps = [], copts = [], linkopts = [], testonly = False, **kwargs):
     """A C++ program that carries all its libraries but libc and libfabric."""
     check_edges(name, deps + kwargs.get("data", []), is_test = testonly)
+    precompiled_copts, precompiled_deps = _precompiled(copts, deps)
     native.cc_binary(
         name = name,
         srcs = srcs,
-        copts = _WARNINGS + copts,
+        copts = _WARNINGS + precompiled_copts + copts,
         linkopts = linkopts + _WHEEL_LINKOPTS + _PROGRAM_LINKOPTS,
-        deps = deps + _PROGRAM_DEPS,
+        deps = deps + precompiled_deps + _PROGRAM_DEPS,
         testonly = testonly,
         linkstatic = True,
         **kwargs
@@ -263,6 +287,7 @@ def _proto(name, src, deps, grpc, kwargs):
         visibility = kwargs.get("visibility"),
     )
     stem = src[:-len(".proto")]
+    precompiled_copts, precompiled_deps = _precompiled([], deps)
     native.filegroup(
         name = name + "_headers",
         srcs = [":" + name + "_codegen"],
@@ -278,8 +303,8 @@ def _proto(name, src, deps, grpc, kwargs):
         srcs = [name + "_sources"],
         hdrs = [name + "_headers"],
         # Generated code is not ours to keep free of warnings.
-        copts = ["-w"],
-        deps = deps + [runtime],
+        copts = ["-w"] + precompiled_copts,
+        deps = deps + precompiled_deps + [runtime],
         linkstatic = True,
         **kwargs
     )

@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <string_view>
 
 #include "libs/base/check.h"
 #include "libs/base/counted.h"
@@ -119,15 +120,15 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
                                             "makes one), or give secret_file=none"));
   }
   TALWEG_RETURN_IF_ERROR(read.status());
-  std::string secret = *std::move(read);
-  while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
+  std::string_view secret = *read;
+  while (secret.ends_with('\n') || secret.ends_with('\r')) secret.remove_suffix(1);
   if (secret.size() < kBytesMin || secret.size() > kBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         what, " holds ", secret.size() > kBytesMax ? "more than " : "",
         Counted(std::min(secret.size(), kBytesMax), "byte"), "; a secret has ", kBytesMin, " to ",
         kBytesMax, " (move the file away and run talweg secret, which makes one)"));
   }
-  return secret;
+  return std::string(secret);
 }
 
 absl::StatusOr<AcceptedTokens> LoadAcceptedTokens(const ProcessConfig& config) {

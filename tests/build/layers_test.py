@@ -50,6 +50,7 @@ def _macros(package: str) -> dict[str, Any]:
         "native": Native(),
         "select": lambda _: [],
         "CATCH2_COPTS": [],
+        "PRECOMPILED_COPTS": [],
         "check_edges": _layers(package)["check_edges"],
         "cc_fuzz_test": nothing,
         "cc_proto_codegen": nothing,

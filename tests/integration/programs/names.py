@@ -378,6 +378,18 @@ def test_torch() -> None:
     assert (scaled == 2 * size).all()
 
 
+def test_names_of_gradients() -> None:
+    """No rank frees them, whether they are in place at its node or not."""
+    model = torch.nn.Linear(200, 100)
+    optimizer = talweg.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    model(torch.ones(200)).sum().backward()
+    optimizer.step()
+    for name in ("weight", "bias"):
+        _refused(partial(_sum, 3, f"optimizer.gradient.{name}"), "a name of its own")
+
+
 class _TimeUp(Exception):
     """What the handler of a signal raises that keeps a program's own time limit."""
 

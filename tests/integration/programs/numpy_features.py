@@ -332,6 +332,11 @@ def arrays_in_place() -> None:
     expect(talweg.InvalidArgument, "'varies' has been used", declare, "varies", np.float32, 3)
     expect(talweg.InvalidArgument, "f32[7]", declare, "in place 6", np.float32, 7, talweg.Op.SUM)
     expect(talweg.InvalidArgument, "count", declare, "negative", np.float32, -1)
+    # No rank frees the name, whether the array is in place at its node or not.
+    for count in (6, 60_000):
+        name, words = f"in place {count}", "give the second use a name of its own"
+        short: np.ndarray = np.ones(3, np.float32)
+        expect(talweg.InvalidArgument, words, talweg.push_pull, short, name, talweg.Op.SUM)
 
 
 def an_array_in_place_is_not_copied() -> None:
@@ -339,7 +344,9 @@ def an_array_in_place_is_not_copied() -> None:
     array = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
     declared = _client.current().tensors.known("where it lies")
     assert declared is not None
-    if talweg.size() == talweg.local_size() and not _client.current().is_alone:
+    ranks_sum = talweg.size() == talweg.local_size() and not _client.current().is_alone
+    assert _client.current().ranks_sum == ranks_sum
+    if ranks_sum:
         again = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
         assert again.ctypes.data == array.ctypes.data
         assert declared.buffer is not None and declared.buffer.address == array.ctypes.data

@@ -17,6 +17,8 @@ from talweg._collectives.words import HEADER, Said, read
 from talweg._declaration import DType, Op
 from talweg._library.native_arguments import name_for_tensors
 
+# The title of channels of calls without a name.
+NAMELESS = "a call without a name"
 # How many OneRounds a channel keeps.
 _ONE_ROUNDS_MAX = 256
 
@@ -57,7 +59,7 @@ class CallChannel(Channel):
 
     def text_of(self, call: str) -> str:
         """Returns how error texts name a call of the channel: "all_gather 'rows'"."""
-        if self.title.startswith(("talweg.collectives", "a call without")):
+        if self.title.startswith(("talweg.collectives", NAMELESS)):
             return f"{call} without a name"
         return f"{call} '{self.title}'"
 
@@ -126,10 +128,12 @@ class CallChannel(Channel):
         return found
 
 
-def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
-    """Returns the channel of calls of that name, or of calls without a name."""
+def channel_of(client: Client, name: str | None, group: Group, title: str = "") -> CallChannel:
+    """Returns the channel of calls of that name, or of calls without a name. `title`: that of
+    CallChannel(), if it is not the name.
+    """
     own = "talweg.collectives" if name is None else f"{name}.collective"
-    return channel_named(client, own, group, own if name is None else name)
+    return channel_named(client, own, group, title or name or own)
 
 
 def channel_named(

@@ -42,7 +42,7 @@ from talweg._call_site import CallSite, call_site
 from talweg._client import Client, Declared, Handle
 from talweg._client.handles import PushedRound
 from talweg._collectives import compared, one_call
-from talweg._collectives.call_channel import CallChannel, channel_named
+from talweg._collectives.call_channel import NAMELESS, CallChannel, channel_named
 from talweg._collectives.channels import Job, Steps, Wait
 from talweg._collectives.collectives import JobHandle
 from talweg._collectives.kinds import ALL_REDUCE, BROADCAST, Given, Rows
@@ -56,7 +56,6 @@ from talweg.errors import Mismatch, TalwegError, Timeout
 
 # How many calls without a name may be under way at once. Further calls wait for their turn.
 _TURNS = 2
-_NAMELESS = "a call without a name"
 # No lock is waited for longer, in seconds.
 _LOCK_S_MAX = 1e8
 _REMEDY = "all ranks must use a name for the same in the same call"
@@ -408,7 +407,7 @@ def start_nameless(
     Calls with different `of` have separate orders, each with its own `turn`s.
     """
     declaration = brought.declaration
-    require(client, _NAMELESS, declaration)
+    require(client, NAMELESS, declaration)
 
     call = f"{_call_of(declaration)} without a name"
 
@@ -420,9 +419,9 @@ def start_nameless(
     if client.is_alone:
         return push(brought)
     if not client.nodes_change:
-        return _as_collective(client, turn, _NAMELESS, group, brought, site=call_site())
+        return _as_collective(client, turn, NAMELESS, group, brought, site=call_site())
     own = kept(client, brought)
-    channel = channel_named(client, turn, group, _NAMELESS)
+    channel = channel_named(client, turn, group, NAMELESS)
     given = _given(client, own, call_site())
     return compared.start(client, channel, given, own.priority, own.is_async, lambda: push(own))
 
@@ -432,7 +431,7 @@ def compare_nameless(client: Client, brought: Brought) -> None:
     if client.is_alone:
         return
     group = Group(client, None, "push_pull")
-    channel = channel_named(client, "talweg.nameless.new", group, _NAMELESS)
+    channel = channel_named(client, "talweg.nameless.new", group, NAMELESS)
     given = _given(client, brought, call_site())
     job = Job(channel, [lambda: compared.compare(channel, given, brought.priority)])
     channel.submit(job, is_async=False)

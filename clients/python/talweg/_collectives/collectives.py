@@ -48,6 +48,7 @@ from talweg._collectives.kinds import (
     BARRIER,
     BROADCAST,
     GATHER,
+    MORE_MAX,
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
@@ -152,8 +153,8 @@ def start(
     native_arguments.check_name_and_priority("none" if name is None else name, priority)
     channel = channel_of(client, name, group, title)
     site = call_site()
-    for call in calls:
-        call.site = site
+    for following, call in enumerate(reversed(calls)):
+        call.site, call.more = site, min(following, MORE_MAX)
     job = job_of(channel, calls, priority)
     channel.submit(job, is_async)
     call_name = (calls[0].call or calls[0].kind.name) if calls else ""

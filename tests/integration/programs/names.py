@@ -346,6 +346,10 @@ def test_groups() -> None:
     )
     assert _sum(3, "first group.0")
     assert _sum(5, "first group.1")
+    for _ in range(3):  # Ranks that differ in length end the group, not the calls after it.
+        unequal = partial(talweg.grouped_push_pull, [first[0]] * (2 - (rank == 1)))
+        _check(_told(unequal), "rank 0 calls grouped_push_pull", "with 1 to follow in one call")
+        assert _sum(3, None)
 
 
 def test_groups_in_torch() -> None:

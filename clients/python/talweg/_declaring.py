@@ -44,7 +44,7 @@ def declare(
         wire_dtype, count, operation, root_rank, group.listed, patience_ms=milliseconds_of(patience)
     )
     check_name_and_priority(name, priority)
-    wire_name = name + group.suffix
+    wire_name = group.name_of(name)
     if not client.tensors.is_free(wire_name):
         client.tensors.require_patience(wire_name, declaration.patience_ms)
         client.tensors.declare_shapeless(wire_name, declaration, priority)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -571,9 +572,12 @@ def test_sets() -> None:
     pair = talweg.ProcessSet([0, 1])
     assert _sum(3, "set")
     if pair.included():
-        for count in (3, 4, 3):
-            ones = talweg.push_pull(np.ones(count), "set", talweg.Op.SUM, process_set=pair)
-            assert (ones == 2).all()
+        for count, end in itertools.product((3, 4, 3), "ab"):
+            for name in ("set", "n" * 1023 + end):
+                ones = talweg.push_pull(np.ones(count), name, talweg.Op.SUM, process_set=pair)
+                assert (ones == 2).all()
+        talweg.declare("d" * 1024, np.float32, 4, process_set=pair)
+        assert (talweg.broadcast(np.ones(4, np.float32), 0, "b" * 1024, pair) == 1).all()
     assert _sum(3, "set")
 
 

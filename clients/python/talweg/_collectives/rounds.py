@@ -100,7 +100,7 @@ def start(
         turn = (count() if grouped is None else grouped.take_turn(count)) % turns
         return start_nameless(client, f"talweg.nameless.{turn}", group, brought, grouped=grouped)
     native_arguments.check_name_and_priority(name, brought.priority)
-    wire_name = name + group.suffix
+    wire_name = group.name_of(name)
     if client.left:
         client.left.take_if_over(wire_name)
     known = client.tensors.declared_on_host(wire_name)
@@ -351,8 +351,8 @@ def before_call(
     client.check_timeout(timeout_s)
     if not client.left or name is None:
         return timeout_s
-    suffix = Group(client, process_set, "push_pull").suffix
-    return client.left.wait_for(f"{name}{suffix}", timeout_s)
+    wire_name = Group(client, process_set, "push_pull").name_of(name)
+    return client.left.wait_for(wire_name, timeout_s)
 
 
 def before_calls(

@@ -144,6 +144,21 @@ class ChannelsTest(unittest.TestCase):
         self.assertEqual(job.results, [1])
         self.assertEqual(self.rounds.called, [])
 
+    def test_a_mismatch_that_ends_all_counts_the_calls_that_were_made(self) -> None:
+        def differs() -> Steps:
+            self.begun.append(1)
+            yield Wait(0, 1, 0, 0)
+            mismatch = Mismatch("ranks make different numbers of calls in one")
+            mismatch.ends_all = True
+            raise mismatch
+
+        job = Job(self.channel, [differs, differs, differs])
+        self.channel.submit(job)
+        self.rounds.end(1)
+        self.assertTrue(self.channel.look(job))
+        self.assertIsInstance(job.failure, Mismatch)
+        self.assertEqual((self.begun, self.channel.calls), ([1], 1))
+
     def test_an_interrupt_while_a_call_pushes_comes_when_the_call_is_noted(self) -> None:
         def call() -> int:
             signal.raise_signal(signal.SIGINT)  # Ctrl-C.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from talweg._collectives import collectives as c
 from talweg._collectives import words as words
-from talweg._collectives.calls import _splits
+from talweg._collectives.calls import _splits, _splits_of_each
 from talweg._collectives.kinds import JOINED
 from talweg._collectives.process_sets import ProcessSet
 from talweg._declaration import DType, Op
@@ -215,6 +215,14 @@ class SplitsTest(unittest.TestCase):
                 _splits(wrong, 3, 2, "all_to_all")
         with self.assertRaisesRegex(InvalidArgument, "3 rows do not divide among 2"):
             _splits(None, 3, 2, "all_to_all")
+
+    def test_each_tensor_has_its_splits(self) -> None:
+        self.assertEqual(_splits_of_each(None, [1, 2], "all_to_all"), [None, None])
+        given: list[Any] = [np.ones((2, 3), np.int64), [[1, 1, 1], None]]
+        for every in given:
+            self.assertEqual(len(_splits_of_each(every, [1, 2], "all_to_all")), 2)
+        with self.assertRaisesRegex(InvalidArgument, "0 lists of splits for 2 tensors"):
+            _splits_of_each([], [1, 2], "all_to_all")
 
 
 class ProcessSetTest(unittest.TestCase):

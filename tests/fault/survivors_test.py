@@ -341,7 +341,7 @@ class SurvivorsTest(unittest.TestCase):
                 self._error(crew.ranks[node], "Aborted", "from 0", "of node 0", "is gone")
                 crew.ranks[node].tell("gather")
             for node in (1, 2):
-                self._error(crew.ranks[node], "Aborted", "rank 0 has nothing to say")
+                self._error(crew.ranks[node], "Aborted", "'places': rank 0 is gone", "end_step()")
             crew.tell("run 5", ranks=(1, 2))
             self._check(crew, {3: {1, 2}, 6: set()})
 

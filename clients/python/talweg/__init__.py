@@ -363,8 +363,8 @@ def all_gather_object(
 
     Raises Aborted if a rank has left a job that goes on without it.
     """
-    own = objects.gather_name(name)
-    return objects.all_gather_object(_client.current(), obj, own, process_set)
+    own, call = objects.gather_name(name), objects.gather_call(name)
+    return objects.all_gather_object(_client.current(), obj, own, process_set, call=call)
 
 
 def barrier(process_set: ProcessSet | None = None, *, timeout_s: float | None = None) -> None:

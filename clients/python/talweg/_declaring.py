@@ -44,7 +44,7 @@ def declare(
         wire_dtype, count, operation, root_rank, group.listed, patience_ms=milliseconds_of(patience)
     )
     check_name_and_priority(name, priority)
-    wire_name = name + group.suffix
+    wire_name = group.name_of(name)
     if not client.tensors.is_free(wire_name):
         client.tensors.require_patience(wire_name, declaration.patience_ms)
         client.tensors.declare_shapeless(wire_name, declaration, priority)
@@ -59,10 +59,12 @@ def declare_in_place(
     ranks of the node sum (one node), or where each node has one rank and no nodes come and go. The
     result is then in the array, too. Elsewhere it works as with any other array. The array has one
     dimension of `count` elements of `dtype`, which are 0 at first, and keeps its memory as long as
-    the program has it. All ranks call this alike. A repeated call returns the same memory. If
-    another array is pushed under the name, or with a prescale_factor, the memory becomes an
-    ordinary array's, and rounds copy from then on. Raises as declare() does, and InvalidArgument if
-    the name's tensors change.
+    the program has it. All ranks call this alike.
+
+    Where nothing is copied, a repeated call returns the same memory. Elsewhere it returns a new
+    array of zeros. If another array is pushed under the name, or with a prescale_factor, the memory
+    becomes an ordinary array's, and rounds copy from then on. Another use of the name raises
+    InvalidArgument. Raises as declare() does, and InvalidArgument if the name's tensors change.
     """
     wire_dtype, count = numpy_dtype(dtype), whole("count", count)
     declaration = Declaration(wire_dtype, count, op_of(op), 0)

@@ -43,6 +43,11 @@ def calls_that_need_the_lost_rank() -> None:
         ("all_to_all without a name", _aborted(talweg.all_to_all, rows)),
         ("broadcast without a name", _aborted(talweg.broadcast, rows, _VICTIM)),
         ("tensor 'named'", _aborted(talweg.broadcast, rows, _VICTIM, "named")),
+        ("all_gather_object without a name: rank", _aborted(talweg.all_gather_object, 1)),
+        ("all_gather_object 'objects': rank", _aborted(talweg.all_gather_object, 1, "objects")),
+        ("recv without a name", _aborted(talweg.recv, None, _VICTIM)),
+        ("recv 'one'", _aborted(talweg.recv, None, _VICTIM, name="one")),
+        ("send 'one'", _aborted(talweg.send, _ONES, _VICTIM, "one")),
     ):
         assert text.startswith(f"{title}") and "end_step()" in text, text
         assert "talweg." not in text and "process set" in text, text
@@ -105,6 +110,7 @@ def main() -> int:
     everyone = list(range(size - 1))
     assert talweg.all_gather(np.array([talweg.rank()])).tolist() == everyone
     assert talweg.all_gather(np.array([talweg.rank()]), "rows").tolist() == everyone
+    assert talweg.all_gather_object(talweg.rank()) == everyone
     a_set_of_survivors(everyone)
     if talweg.rank() in survivors:
         try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -346,6 +347,10 @@ def test_groups() -> None:
     )
     assert _sum(3, "first group.0")
     assert _sum(5, "first group.1")
+    for _ in range(3):  # Ranks that differ in length end the group, not the calls after it.
+        unequal = partial(talweg.grouped_push_pull, [first[0]] * (2 - (rank == 1)))
+        _check(_told(unequal), "rank 0 calls grouped_push_pull", "with 1 to follow in one call")
+        assert _sum(3, None)
 
 
 def test_groups_in_torch() -> None:
@@ -376,6 +381,18 @@ def test_torch() -> None:
         torch.ones(9), name="torch in place", op=talweg.Op.SUM, prescale_factor=2.0
     )
     assert (scaled == 2 * size).all()
+
+
+def test_names_of_gradients() -> None:
+    """No rank frees them, whether they are in place at its node or not."""
+    model = torch.nn.Linear(200, 100)
+    optimizer = talweg.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    model(torch.ones(200)).sum().backward()
+    optimizer.step()
+    for name in ("weight", "bias"):
+        _refused(partial(_sum, 3, f"optimizer.gradient.{name}"), "a name of its own")
 
 
 class _TimeUp(Exception):
@@ -555,9 +572,12 @@ def test_sets() -> None:
     pair = talweg.ProcessSet([0, 1])
     assert _sum(3, "set")
     if pair.included():
-        for count in (3, 4, 3):
-            ones = talweg.push_pull(np.ones(count), "set", talweg.Op.SUM, process_set=pair)
-            assert (ones == 2).all()
+        for count, end in itertools.product((3, 4, 3), "ab"):
+            for name in ("set", "n" * 1023 + end):
+                ones = talweg.push_pull(np.ones(count), name, talweg.Op.SUM, process_set=pair)
+                assert (ones == 2).all()
+        talweg.declare("d" * 1024, np.float32, 4, process_set=pair)
+        assert (talweg.broadcast(np.ones(4, np.float32), 0, "b" * 1024, pair) == 1).all()
     assert _sum(3, "set")
 
 

@@ -18,7 +18,7 @@ import talweg
 from cases import run_cases
 from expected_errors import expect
 from talweg import _client
-from talweg._collectives import objects
+from talweg._collectives import kinds, objects
 from talweg._library.native import library
 
 
@@ -70,6 +70,37 @@ def rounds_without_names() -> None:
         if step == 20:
             before = _declared()
     assert _declared() == before, f"{_declared()} tensors, {before} in step 20"
+
+
+def long_arrays_of_changing_lengths() -> None:
+    """Each kind of call makes a few tensors, and then takes several rounds."""
+    size, last = talweg.size(), talweg.size() - 1
+    shorter: dict[str, Any] = {"_TENSOR_BYTES_MAX": 32 << 10, "_REDUCED_BYTES_MAX": 16 << 10}
+    with mock.patch.multiple(kinds, **shorter, _COPIED_BYTES_MAX=8 << 10):
+        for name in (None, "changes its length"):
+            before = 0
+            for step in range(12):
+                count = 20_000 + 1001 * step
+                own: np.ndarray = np.arange(count, dtype=np.float32) + talweg.rank()
+                wanted: np.ndarray = size * np.arange(count) + size * last // 2
+                assert (talweg.push_pull(own, name, talweg.Op.SUM) == wanted).all()
+                in_place = own.copy()
+                talweg.push_pull_inplace(in_place, name, talweg.Op.SUM, prescale_factor=2.0)
+                assert (in_place == 2 * wanted).all()
+                talweg.broadcast(own, last, name)
+                assert (own == np.arange(count) + last).all()
+                before = before if step > 3 else _declared()
+            assert _declared() == before, f"{_declared()} tensors, {before} in step 3"
+            if size > 1:
+                other: np.ndarray = np.ones(30_000 + talweg.rank(), np.float32)
+                expect(talweg.Mismatch, "f32[30001]", talweg.push_pull, other, name)
+        if size > 1:  # Channels that have made no such tensor yet.
+            name = "differs at first"
+            for count in (3, 4):
+                talweg.push_pull(np.ones(count, np.float32), name)
+            for _ in range(3):
+                expect(talweg.Mismatch, "f32[30001]", talweg.push_pull, other, name)
+                assert (talweg.push_pull(own, name, talweg.Op.MAX) == own).all()
 
 
 def objects_of_several_rounds() -> None:
@@ -332,6 +363,11 @@ def arrays_in_place() -> None:
     expect(talweg.InvalidArgument, "'varies' has been used", declare, "varies", np.float32, 3)
     expect(talweg.InvalidArgument, "f32[7]", declare, "in place 6", np.float32, 7, talweg.Op.SUM)
     expect(talweg.InvalidArgument, "count", declare, "negative", np.float32, -1)
+    # No rank frees the name, whether the array is in place at its node or not.
+    for count in (6, 60_000):
+        name, words = f"in place {count}", "give the second use a name of its own"
+        short: np.ndarray = np.ones(3, np.float32)
+        expect(talweg.InvalidArgument, words, talweg.push_pull, short, name, talweg.Op.SUM)
 
 
 def an_array_in_place_is_not_copied() -> None:
@@ -339,7 +375,9 @@ def an_array_in_place_is_not_copied() -> None:
     array = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
     declared = _client.current().tensors.known("where it lies")
     assert declared is not None
-    if talweg.size() == talweg.local_size() and not _client.current().is_alone:
+    ranks_sum = talweg.size() == talweg.local_size() and not _client.current().is_alone
+    assert _client.current().ranks_sum == ranks_sum
+    if ranks_sum:
         again = talweg.declare_in_place("where it lies", np.float32, 100_000, talweg.Op.SUM)
         assert again.ctypes.data == array.ctypes.data
         assert declared.buffer is not None and declared.buffer.address == array.ctypes.data
@@ -354,6 +392,7 @@ CASES = [
     what_is_said_of_the_package,
     dtypes_and_shapes,
     rounds_without_names,
+    long_arrays_of_changing_lengths,
     objects_of_several_rounds,
     many_open_rounds_without_names,
     refused_arguments,

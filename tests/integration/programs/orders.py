@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import talweg
@@ -42,9 +43,9 @@ def main() -> int:
     # One call declares half of the tensors in this rank's order. The others come with a push.
     declared = [(f"t.{n}", count_of(n)) for n in range(0, tensor_count, 2)]
     random.Random(talweg.rank()).shuffle(declared)
+    sums = partial(_declaration.Declaration, talweg.DType.I64, op=talweg.Op.SUM, root_rank=0)
     _client.current().tensors.declare_all(
-        (name, _declaration.Declaration(talweg.DType.I64, count, talweg.Op.SUM, 0), 0)
-        for name, count in declared
+        (name, sums(count=count, shape=(count,)), 0) for name, count in declared
     )
     for round_ in range(rounds):
         threads = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,23 @@ def test_groups(module: Any, make: _Make) -> None:
             )
             for result, output, wanted in zip(module.synchronize(handle), outputs, alike):
                 assert result is output and _same(output, np.concatenate([wanted] * size))
+
+
+def test_groups_of_other_lengths(module: Any, make: _Make) -> None:
+    """They end for all ranks at once, and the next calls belong together again."""
+    rank, size = module.rank(), module.size()
+    for count in _COUNTS:
+        for name in (None, f"lengths {count} {module.__name__}"):
+            rows = make(np.full((1, count), rank, np.float32))
+            group = [rows] * (2 if rank == 0 else 1)
+            for call in (module.grouped_all_gather, module.grouped_reduce_scatter):
+                expect(talweg.Mismatch, "with 1 to follow in one call", call, group, name)
+            rounds: Any = (partial(module.grouped_push_pull, op=_SUM), module.grouped_broadcast)
+            for call in rounds if name is None else ():  # Names go by the tensor.
+                expect(talweg.Mismatch, "with 1 to follow in one call", call, group)
+                assert _same(module.push_pull(rows, op=_SUM), rows * 0 + size * (size - 1) // 2)
+            every: Any = np.repeat(np.arange(size, dtype=np.float32), count)
+            assert _same(module.all_gather(rows, name), every.reshape(size, count))
 
 
 def test_groups_of_rounds(module: Any, make: _Make) -> None:

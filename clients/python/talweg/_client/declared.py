@@ -27,7 +27,9 @@ class Declared:
     tensor: int
     declaration: Declaration
     on_host: bool  # This rank may push the tensor from host memory.
-    buffer: Buffer | None = None  # Where the ranks sum the tensor in place.
+    buffer: Buffer | None = None  # Where this node's ranks sum the tensor in place.
+    # Whether another use of the name is refused. The same at all ranks, unlike `buffer`.
+    is_for_good: bool = False
     signature: int = field(init=False)  # Each round is signed with it.
     # Returns the handle of the last round that has one, as long as somebody holds the handle.
     last: Callable[[], Any] = _no_round
@@ -54,11 +56,19 @@ class Tensors:
         self.freed: list[Callable[[], None]] = []
         # Is told of names that are new here, before they are pushed. None if there is no watcher.
         self.watcher: Callable[[Sequence[tuple[str, Declaration, int]]], None] | None = None
-        # Whether this node's ranks sum larger tensors themselves. They are then the whole job.
-        self.ranks_sum = False
+        self._has_in_place = False  # Whether this rank has a tensor whose results lie in place.
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    @property
+    def ranks_sum(self) -> bool:
+        """Whether this node's ranks sum larger tensors themselves. They are then the whole job.
+
+        A tensor in place does not say so: the result of a node's only rank comes there, too.
+        """
+        is_whole_job = self._connection.local_size == self._connection.size
+        return self._has_in_place and is_whole_job
 
     def forget_numbers(self) -> None:
         """Forgets tensors whose declarations name ranks by number, because the numbers have
@@ -111,14 +121,17 @@ class Tensors:
 
     def settled_otherwise(self, name: str, declaration: Declaration) -> Declared | None:
         """Returns the tensor that the name means, if its declaration differs and the name can be
-        freed. A name with patience cannot: ranks would learn of it in different rounds.
+        freed.
+
+        A name with patience cannot: ranks would learn of it in different rounds. A name that is
+        settled for good cannot either: on some nodes its tensor may be in place.
         """
         with self._lock:
             known = self._tensors.get(name)
         if known is None or known.declaration.is_for(declaration):
             return None
-        can_be_freed = known.on_host and known.buffer is None and not known.declaration.patience_ms
-        return known if can_be_freed else None
+        stays = known.is_for_good or known.declaration.patience_ms
+        return known if known.on_host and not stays else None
 
     def _known(self, name: str, declaration: Declaration) -> Declared | None:
         with self._lock:
@@ -159,6 +172,7 @@ class Tensors:
         is_new = self.is_new(name)
         known = self.declared_on_host(name)
         if known is not None and replace(known.declaration, shape=None) == declaration:
+            known.is_for_good |= in_place
             return known
         declared = self.declare_early(name, declaration, priority, in_place)
         if is_new:
@@ -182,7 +196,7 @@ class Tensors:
         self, name: str, declaration: Declaration, priority: int = 0, in_place: bool = False
     ) -> Declared:
         """Agrees with the other ranks on a tensor. A repeated call is cheap. `in_place`: as in
-        declare_all().
+        declare_all(). The name is then settled for good.
         """
         declared = self._on_host(name, declaration)
         if declared is None:
@@ -191,6 +205,7 @@ class Tensors:
             except Mismatch:  # Every rank gets the error.
                 self.free(name)
                 raise
+        declared.is_for_good |= in_place
         return declared
 
     def declare_early(
@@ -229,13 +244,16 @@ class Tensors:
     def declare_all(
         self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
     ) -> None:
-        """Declares many names with their priorities. This takes little longer than one declare().
+        """Declares many names with their priorities, and settles them for good. This takes little
+        longer than one declare().
 
         If `in_place`, the ranks sum the tensors in place, provided that the ranks sum and that no
         other rank has declared them without it.
         """
-        new = [each for each in declarations if self._on_host(*each[:2]) is None]
-        self._declare_on_host(new, in_place)
+        known = [(each, self._on_host(*each[:2])) for each in declarations]
+        declared = self._declare_on_host([each for each, found in known if found is None], in_place)
+        for one in [*declared, *(found for _, found in known if found is not None)]:
+            one.is_for_good = True
 
     def _declare_on_host(
         self, declarations: Sequence[tuple[str, Declaration, int]], in_place: bool
@@ -269,10 +287,11 @@ class Tensors:
                 known = self._tensors.get(name)
                 on_host = not on_gpu or (known is not None and known.on_host)
                 declared = Declared(name, tensor, declaration, on_host)
+                declared.is_for_good = known is not None and known.is_for_good
                 if known is not None and known.buffer is not None:
                     declared.buffer = known.buffer
                 elif self._connection.sums_in_place(tensor):
-                    self.ranks_sum = True
+                    self._has_in_place = True
                     declared.buffer = Buffer(self._connection, tensor, declaration.nbytes)
                 self._tensors[name] = declared
             return [self._tensors[name] for name, *_ in declarations]

@@ -17,6 +17,7 @@ How a call works
     rounds           push_pull and broadcast: which tensor each call of a name goes through
     queued           calls of push_pull and broadcast that wait for the open round of their name
     compared         calls that are made later: the ranks compare them before
+    nameless_groups  calls of push_pull and broadcast that have one handle and no name
     adasum           Horovod's Adasum, a job of three calls
     sparse_sums      sums of tensors of which each rank gives some rows
     sparse_rows      how such rows travel and add up

@@ -110,8 +110,6 @@ class _Call:
             yield from self._run(ADASUM, rows, self._part_rows, self._tensor, found)
         except Mismatch as mismatch:  # No rank makes the other two.
             mismatch.ends_all = True
-            for _ in ("products", "sum"):
-                self._channel.end_before_control_round()
             raise
         self._pieces = found
         return None

@@ -9,7 +9,17 @@ import numpy as np
 
 from talweg._client import Client
 from talweg._collectives.channels import Channel
-from talweg._collectives.kinds import INLINE_BYTES, OWN, WHOLE, Given, InPlaceTensors, Lane, Rows
+from talweg._collectives.kinds import (
+    INLINE_BYTES,
+    OWN,
+    ROOT,
+    WHOLE,
+    Given,
+    InPlaceTensors,
+    Lane,
+    Rows,
+    is_long,
+)
 from talweg._collectives.one_round import OneRound
 from talweg._collectives.process_sets import Group
 from talweg._collectives.sparse_rows import Traffic
@@ -17,6 +27,10 @@ from talweg._collectives.words import HEADER, Said, read
 from talweg._declaration import DType, Op
 from talweg._library.native_arguments import name_for_tensors
 
+# The title of channels of calls without a name.
+NAMELESS = "a call without a name"
+# How many tensors of exactly their length, above 32 MiB, a channel makes.
+_LONG_MAX = 2
 # How many OneRounds a channel keeps.
 _ONE_ROUNDS_MAX = 256
 
@@ -36,7 +50,7 @@ class CallChannel(Channel):
         self, client: Client, name: str, group: Group, title: str, in_one: bool = False
     ) -> None:
         """`title` names the channel in error texts. With `in_one`, data of more than 32 MiB also
-        goes in one round, through a tensor of exactly its length.
+        goes in one round, through a tensor of exactly its length: see goes_in_one().
         """
         super().__init__(client, name, group)
         self.title = title
@@ -52,12 +66,14 @@ class CallChannel(Channel):
         self.sites = Sites()
         # Whether a call has ended because a rank is lost. All ranks that are left know it alike.
         self.has_lost_a_rank = False
+        # The tensors of exactly their length that calls have used. All ranks know them alike.
+        self._long: set[Lane] = set()
         # What the last sparse sum of each tensor has moved. All ranks know the same.
         self.last_sparse: dict[Rows, Traffic] = {}
 
     def text_of(self, call: str) -> str:
         """Returns how error texts name a call of the channel: "all_gather 'rows'"."""
-        if self.title.startswith(("talweg.collectives", "a call without")):
+        if self.title.startswith(("talweg.collectives", NAMELESS)):
             return f"{call} without a name"
         return f"{call} '{self.title}'"
 
@@ -88,7 +104,23 @@ class CallChannel(Channel):
 
     def read_said(self, turn: int) -> list[Said]:
         """Returns what the ranks have said in the control round that is over."""
-        return read(self.said, self.group, self.holds_own(), self.in_one, turn)
+        return read(self.said, self.group, self.holds_own(), turn)
+
+    def goes_in_one(self, given: Given, nbytes: int) -> bool:
+        """Whether data of that length needs several rounds elsewhere, and goes in one round here.
+
+        A tensor keeps its memory, so the channel has few of them, those of the first calls. Where
+        ranks may have joined each length has one, because they take part in no further rounds.
+        """
+        if not self.in_one or not is_long(given.kind, nbytes, self.group.size):
+            return False
+        lane = long_lane(given, nbytes)
+        may_have_joined = self.client.names_watcher is not None
+        return lane in self._long or len(self._long) < _LONG_MAX or may_have_joined
+
+    def note_long(self, lane: Lane) -> None:
+        """Notes that a call has used that tensor. All ranks do so in the same call."""
+        self._long.add(lane)
 
     def lane_tensor(self, lane: Lane) -> int:
         """Returns the tensor for a lane."""
@@ -126,10 +158,18 @@ class CallChannel(Channel):
         return found
 
 
-def channel_of(client: Client, name: str | None, group: Group) -> CallChannel:
-    """Returns the channel of calls of that name, or of calls without a name."""
+def long_lane(given: Given, nbytes: int) -> Lane:
+    """Returns the lane of exactly that length."""
+    root = given.root_rank if given.kind.gives == ROOT else 0
+    return Lane(given.kind, given.dtype, given.op, root, nbytes)
+
+
+def channel_of(client: Client, name: str | None, group: Group, title: str = "") -> CallChannel:
+    """Returns the channel of calls of that name, or of calls without a name. `title`: that of
+    CallChannel(), if it is not the name.
+    """
     own = "talweg.collectives" if name is None else f"{name}.collective"
-    return channel_named(client, own, group, own if name is None else name)
+    return channel_named(client, own, group, title or name or own)
 
 
 def channel_named(

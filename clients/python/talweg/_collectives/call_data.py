@@ -123,7 +123,7 @@ def lane_of_given(
     assert given.rows is not None
     longest = max(given.part_rows) * given.rows.row_bytes
     of = (given.kind, given.dtype, given.op, given.root_rank, longest, channel.group.size)
-    return lane_of(*of, channel.in_one, in_place, turn)
+    return lane_of(*of, in_place, turn)
 
 
 def lane_of_said(channel: CallChannel, said: Said, turn: int) -> Lane:
@@ -131,7 +131,7 @@ def lane_of_said(channel: CallChannel, said: Said, turn: int) -> Lane:
     assert said.rows is not None
     nbytes = max(said.part_rows) * said.rows.row_bytes
     dtype, op, size = DType(said.dtype), Op(said.op), channel.group.size
-    of = (said.kind, dtype, op, 0, nbytes, size, channel.in_one)
+    of = (said.kind, dtype, op, 0, nbytes, size)
     lane = said.lane or lane_of(*of, turn=turn)
     assert lane is not None
     return lane
@@ -151,17 +151,19 @@ def carry(
     own: Parts,
     got: Parts,
     largest: int,
+    in_one: bool = False,
 ) -> Steps:
     """Brings this rank's `own` parts to the other ranks, and their parts for this rank to `got`.
 
-    `largest` is the length of the longest part that a rank gives, in bytes.
+    `largest` is the length of the longest part that a rank gives, in bytes. With `in_one` a tensor
+    of exactly this length brings them in one round.
     """
     if largest == 0:
         return
     connection, size = channel.client.connection, channel.group.size
-    capacity = capacity_of(given.kind, largest, size, channel.holds_own(), channel.in_one)
+    capacity = capacity_of(given.kind, largest, size, channel.holds_own(), in_one)
     root = given.root_rank if ROOT in (given.kind.gives, given.kind.gets) else 0
-    turns = (turn, 1 - turn) if channel.overlaps else (turn,)
+    turns = (turn,) if channel.holds_own() else (turn, 1 - turn)
     lanes = [Lane(given.kind, given.dtype, given.op, root, capacity, turn=each) for each in turns]
     sources = own.starts()
     is_wanted = got.address is not None

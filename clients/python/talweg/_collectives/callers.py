@@ -10,7 +10,7 @@ import numpy as np
 
 from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.channels import Steps, Wait
-from talweg._collectives.kinds import OWN, WHOLE, Given
+from talweg._collectives.kinds import OWN, SEND, WHOLE, Given
 from talweg._collectives.words import Caller, Said
 from talweg._declaration import DType, Op
 from talweg.errors import TalwegError
@@ -24,10 +24,10 @@ def callers(channel: CallChannel, given: Given, told: Sequence[Said]) -> Steps:
     """Returns what each rank of the group has called, and where, after calls that do not fit.
 
     If that is not known of a rank, it is taken to make the same call as this rank, provided that
-    its call is of the same kind.
+    its call is of the same kind. A send and a recv are of one kind, and are not the same call.
     """
     tellings = yield from _exchange_callers(channel, given)
-    own = given.call
+    own = "" if given.kind is SEND else given.call
     unknown = [Caller(own if said.kind is given.kind else "") for said in told]
     return [
         Caller(telling.call or other.call, telling.site)

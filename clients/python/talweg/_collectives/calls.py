@@ -479,10 +479,11 @@ class Collectives(Reductions):
 
 
 def _splits_of_each(
-    splits: Sequence[Any] | None, tensors: Sequence[Any], operation: str
+    splits: Iterable[Any] | None, tensors: Sequence[Any], operation: str
 ) -> list[Any]:
     """Returns one list of splits, or None, for each tensor of a grouped call."""
-    found = listed(splits or [None] * len(tensors), f"grouped_{operation}: splits")
+    given = [None] * len(tensors) if splits is None else splits
+    found = listed(given, f"grouped_{operation}: splits")
     if len(found) != len(tensors):
         raise InvalidArgument(
             f"{operation}: {len(found)} lists of splits for {len(tensors)} tensors: give one for "

@@ -411,7 +411,9 @@ class Job:
         except Mismatch as mismatch:
             # The other calls of the job go on at every rank, where all have as many.
             self.failure = self.failure or mismatch
-            if mismatch.ends_all:
+            if mismatch.ends_all:  # No rank makes the others.
+                for _ in range(len(self._left) - 1):
+                    self.channel.end_before_control_round()
                 self._left.clear()
         except Exception as failure:
             self._fail(failure)

@@ -48,6 +48,7 @@ from talweg._collectives.kinds import (
     BARRIER,
     BROADCAST,
     GATHER,
+    MORE_MAX,
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
@@ -144,16 +145,19 @@ def start(
     priority: int,
     shape: Callable[[list[Any]], Any],
     is_async: bool = True,
+    title: str = "",
 ) -> JobHandle:
-    """Starts calls that have one handle. `is_async`: perhaps nobody waits for it soon."""
+    """Starts calls that have one handle. `is_async`: perhaps nobody waits for it soon. `title`
+    stands for the name in error texts.
+    """
     native_arguments.check_name_and_priority("none" if name is None else name, priority)
-    channel = channel_of(client, name, group)
+    channel = channel_of(client, name, group, title)
     site = call_site()
-    for call in calls:
-        call.site = site
+    for following, call in enumerate(reversed(calls)):
+        call.site, call.more = site, min(following, MORE_MAX)
     job = job_of(channel, calls, priority)
     channel.submit(job, is_async)
-    call_name = calls[0].kind.name if calls else ""
+    call_name = (calls[0].call or calls[0].kind.name) if calls else ""
     return JobHandle(client, 0, 0, channel.name, job=job, shape=shape, call=call_name)
 
 
@@ -165,10 +169,11 @@ def run(
     priority: int,
     shape: Callable[[list[Any]], Any],
     timeout_s: float | None,
+    title: str = "",
 ) -> Any:
-    """Runs calls on this thread."""
+    """Runs calls on this thread. `title`: as in start()."""
     client.check_timeout(timeout_s)
-    handle = start(client, name, group, calls, priority, shape, is_async=False)
+    handle = start(client, name, group, calls, priority, shape, False, title)
     return finish_call(client, handle, timeout_s)
 
 

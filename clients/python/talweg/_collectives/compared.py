@@ -28,6 +28,7 @@ from talweg._collectives.call_channel import CallChannel
 from talweg._collectives.channels import Channel, Job, Steps
 from talweg._collectives.collectives import JobHandle
 from talweg._collectives.kinds import Given, Rows
+from talweg._collectives.nameless_groups import NamelessGroup
 from talweg._collectives.scaling import NO_FACTORS
 from talweg._library import native
 from talweg.errors import Aborted
@@ -133,6 +134,7 @@ def start(
     priority: int,
     is_async: bool,
     make: Callable[[], Handle],
+    grouped: NamelessGroup | None = None,
 ) -> Handle:
     """Makes the ranks compare what they bring. Then `make` starts the call."""
 
@@ -140,7 +142,10 @@ def start(
         yield from compare(channel, given, priority)
         return make()
 
-    handle = later(client, channel, steps, is_async)
+    job = Job(channel, [steps]) if grouped is None else grouped.within(channel, given, steps)
+    handle = _later(client, channel, job, is_async)
+    if grouped is not None:
+        grouped.see_to(job)
     handle.call = given.call
     return handle
 
@@ -149,7 +154,10 @@ def later(
     client: Client, channel: Channel, steps: Callable[[], Steps], is_async: bool
 ) -> JobHandle:
     """Makes a call at the end of `steps`, whose result is the handle of the call itself."""
-    job = Job(channel, [steps])
+    return _later(client, channel, Job(channel, [steps]), is_async)
+
+
+def _later(client: Client, channel: Channel, job: Job, is_async: bool) -> JobHandle:
     client.companion(Comparisons).add(job)
     channel.submit(job, is_async)
     return _MadeLater(client, 0, 0, channel.name, job=job)

@@ -172,14 +172,15 @@ class Family:
         priority: int,
         shape: Shape,
         timeout_s: float | None = None,
+        title: str = "",
     ) -> Any:
         if is_async and timeout_s is not None:
             raise InvalidArgument(
                 "timeout_s is for calls that block: pass it to synchronize(), which waits for this one"
             )
         if is_async:
-            return collectives.start(client, name, group, calls, priority, shape)
-        return collectives.run(client, name, group, calls, priority, shape, timeout_s)
+            return collectives.start(client, name, group, calls, priority, shape, title=title)
+        return collectives.run(client, name, group, calls, priority, shape, timeout_s, title)
 
     def _like(
         self,

@@ -90,14 +90,20 @@ KINDS = {
 INLINE_BYTES = 4096
 _CAPACITY_BYTES_MIN = 4096
 MORE_MAX = 15
-# Values instead of an in-place tensor's number: the call's tensor has none; it has none yet.
-NOT_IN_PLACE, WANTS_IN_PLACE = -1, 0
+# Values instead of an in-place tensor's number: the call's tensor has none; it has none yet; it has
+# none, and the data goes in one round, through a tensor of exactly its length.
+NOT_IN_PLACE, WANTS_IN_PLACE, IN_ONE = -1, 0, -2
 # What all parts of a tensor take together, and what they take where data needs several rounds: of a
 # reduction, and of a copy. The first call waits until every rank, agent and aggregator has that
 # memory, several times.
 _TENSOR_BYTES_MAX = 32 << 20
 _REDUCED_BYTES_MAX = 16 << 20
 _COPIED_BYTES_MAX = 8 << 20
+
+
+def is_long(kind: Kind, largest: int, size: int) -> bool:
+    """Whether parts of up to `largest` bytes take several rounds, or a tensor of their length."""
+    return largest > _TENSOR_BYTES_MAX // kind.part_count(size)
 
 
 def split_evenly(rows: int, parts: int) -> list[int]:
@@ -137,6 +143,7 @@ class Given:
     # The control round, once it has been pushed.
     pushed: int = 0
     # The in-place tensor of an all_reduce's tensor. WANTS_IN_PLACE asks for one, if it is worth it.
+    # IN_ONE is said of long data.
     in_place: int = NOT_IN_PLACE
     # Waits until the data is there, or until time.monotonic() is the given time; returns whether it
     # is there. With None it waits as long as it takes. Any thread may call it. If the field is
@@ -218,7 +225,6 @@ def lane_of(
     root_rank: int,
     largest: int,
     size: int,
-    in_one: bool = False,
     in_place: int = NOT_IN_PLACE,
     turn: int = 0,
 ) -> Lane | None:
@@ -227,7 +233,7 @@ def lane_of(
     """
     if in_place > 0:
         return Lane(kind, dtype, op, 0, largest, in_place)
-    capacity = capacity_of(kind, largest, size, in_one=in_one)
+    capacity = capacity_of(kind, largest, size, in_one=in_place == IN_ONE)
     if not 0 < largest <= capacity:
         return None
     root = root_rank if ROOT in (kind.gives, kind.gets) else 0

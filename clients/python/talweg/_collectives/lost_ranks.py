@@ -19,3 +19,12 @@ def lost_rank(failure: TalwegError, call: str) -> TalwegError:
     if not call or not isinstance(failure, Aborted):
         return failure
     return Aborted(f"{call}: {_TENSOR.sub('', str(failure))}")
+
+
+def gone(call: str, rank: int, may_have_joined: bool) -> Aborted:
+    """Returns the error of a call that a rank which is gone takes no part in."""
+    joined = "" if not may_have_joined else ", or has joined (hvd.join()) and waits for the others"
+    return Aborted(
+        f"{call}: rank {rank} is gone{joined}; end the step (in Python: end_step()), or use a process "
+        "set of ranks that are there"
+    )

@@ -11,6 +11,7 @@ from talweg import _client
 from talweg._client import Handle, group_of
 from talweg._client.left_rounds import finish_call
 from talweg._collectives import rounds
+from talweg._collectives.nameless_groups import nameless_group
 from talweg._library.native_arguments import check_name_and_priority
 
 
@@ -24,12 +25,16 @@ def start_many(
     """Starts one call for each tensor, and returns one handle for all. The calls are named name.0,
     name.1 and so on, if there is a name.
     """
-    if name is not None:
+    if name is None:
+        with nameless_group(len(tensors)):
+            started = [start_one(tensor, *arguments, name=None, **options) for tensor in tensors]
+    else:
         check_name_and_priority(name, 0)
-    names = (None if name is None else f"{name}.{index}" for index in itertools.count())
-    started = [
-        start_one(tensor, *arguments, name=own, **options) for tensor, own in zip(tensors, names)
-    ]
+        names = (f"{name}.{index}" for index in itertools.count())
+        started = [
+            start_one(tensor, *arguments, name=own, **options)
+            for tensor, own in zip(tensors, names)
+        ]
     return group_of(_client.current(), started)
 
 

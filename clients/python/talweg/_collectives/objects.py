@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from talweg._collectives.lost_ranks import gone
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._library.native_arguments import check_name_and_priority, name_for_tensors
@@ -160,6 +161,11 @@ def gather_name(name: str | None) -> str:
         return "all_gather_object"
     check_name_and_priority(name, 0)
     return name_for_tensors(f"{name}.gathered")
+
+
+def gather_call(name: str | None) -> str:
+    """Returns how errors name an all_gather_object() of that name."""
+    return "all_gather_object without a name" if name is None else f"all_gather_object '{name}'"
 
 
 class ByteStream:
@@ -304,7 +310,7 @@ def broadcast_object(
 
 
 def _sum_of_places(
-    client: Client, own: np.ndarray, name: str, group: Group, timeout_s: float | None
+    client: Client, own: np.ndarray, name: str, group: Group, timeout_s: float | None, call: str
 ) -> np.ndarray:
     """Returns the sum of every rank's array, once every rank is known to be in it exactly once.
 
@@ -319,13 +325,10 @@ def _sum_of_places(
     client.run(name_in_view, places, Op.SUM, 0, group.listed, group.suffix, timeout_s)
     for rank, count in zip(group.ranks, places[own.size :]):
         if count == 0:
-            raise Aborted(
-                f"gather '{name}': rank {rank} has nothing to say: it is gone, and the job is to be "
-                "started again, or it has joined (hvd.join()), and is waited for by joining as well"
-            )
+            raise gone(call, rank, may_have_joined=client.names_watcher is not None)
         if count > 1:
             raise Aborted(
-                f"gather '{name}': {count} ranks have number {rank}, as nodes were lost and others "
+                f"{call}: {count} ranks have number {rank}, as nodes were lost and others "
                 "have joined; start the job again"
             )
     return places[: own.size]
@@ -337,8 +340,9 @@ def all_gather_object(
     name: str,
     process_set: ProcessSet | None = None,
     timeout_s: float | None = None,
+    call: str = "",
 ) -> list[Any]:
-    """Returns every rank's `value`, in rank order.
+    """Returns every rank's `value`, in rank order. `call` is how errors name the program's call.
 
     The objects' bytes stand one after another. Every rank has its own bytes in a byte tensor, and
     zeros elsewhere. Adding zeros leaves bytes unchanged, so the sum holds the bytes of all. Long
@@ -347,13 +351,14 @@ def all_gather_object(
     InvalidArgument.
     """
     group = Group(client, process_set, "all_gather_object")
+    call = call or f"all_gather_object '{name}'"
     own = Payload.of(lambda: dumped(value))
     payload = own.data
     if own.failure is not None:
         payload = pickle.dumps(_Failure(bytes(own.data).decode()), protocol=4)
     own_length: np.ndarray = np.zeros(group.size, dtype=np.int64)
     own_length[group.place] = len(payload)
-    lengths = _sum_of_places(client, own_length, f"{name}.lengths", group, timeout_s)
+    lengths = _sum_of_places(client, own_length, f"{name}.lengths", group, timeout_s, call)
     ends = np.cumsum(lengths)
     total, end = int(ends[-1]), int(ends[group.place])
     capacity = min(_capacity_bytes(total), _CHUNK_BYTES)
@@ -361,7 +366,8 @@ def all_gather_object(
     data[end - len(payload) : end] = np.frombuffer(payload, dtype=np.uint8)
     for at in range(0, total, capacity):
         chunk = data[at : at + capacity]
-        chunk[:] = _sum_of_places(client, chunk, f"{name}.bytes.{capacity}", group, timeout_s)
+        tensor = f"{name}.bytes.{capacity}"
+        chunk[:] = _sum_of_places(client, chunk, tensor, group, timeout_s, call)
     if own.failure is not None:
         raise own.failure
     values = [

@@ -7,11 +7,20 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from talweg._collectives.call_channel import CallChannel
+from talweg._collectives.call_channel import CallChannel, long_lane
 from talweg._collectives.call_data import Parts, ReducedData, carry
 from talweg._collectives.callers import callers
 from talweg._collectives.channels import Steps, Wait
-from talweg._collectives.kinds import INLINE_BYTES, NOT_IN_PLACE, WANTS_IN_PLACE, Given, Rows
+from talweg._collectives.kinds import (
+    ALL_REDUCE,
+    IN_ONE,
+    INLINE_BYTES,
+    NOT_IN_PLACE,
+    WANTS_IN_PLACE,
+    Given,
+    Rows,
+    is_long,
+)
 from talweg._collectives.lost_ranks import lost_rank
 from talweg._collectives.words import (
     Caller,
@@ -92,6 +101,8 @@ class _Call:
         if given.in_place == WANTS_IN_PLACE:
             tensors = channel.in_place if channel.holds_own() and not inline else None
             given.in_place = tensors.number_of(given) if tensors is not None else NOT_IN_PLACE
+        elif given.kind is ALL_REDUCE and channel.goes_in_one(given, own_bytes):
+            given.in_place = IN_ONE
         said = self._words = block(given)
         if is_reduction and given.factors.prescale != 1.0:
             given.keep, source = given.factors.scaled(
@@ -134,8 +145,13 @@ class _Call:
         if self._data.lane is not None and self._are_alike:
             assert given.rows is not None
             self._rows, self._got_rows = given.rows, got_alike(given, group)
+            if given.in_place == IN_ONE:
+                channel.note_long(self._data.lane)
             return
         told = channel.read_said(self._turn)
+        for said in told:
+            if said.lane is not None and is_long(said.kind, said.lane.capacity_bytes, group.size):
+                channel.note_long(said.lane)
         every = self._fitting(told)
         if every is None:
             yield from self._end_apart(told)
@@ -214,9 +230,13 @@ class _Call:
 
     def _carry(self, every: list[Said], out: int | None) -> Steps:
         longest = max((max(said.part_rows, default=0) for said in every), default=0)
-        got = Parts(out, self._got_bytes())
-        of = (self._channel, self._given, self._priority, self._turn, self._own, got)
-        yield from carry(*of, longest * self._rows.row_bytes)
+        largest = longest * self._rows.row_bytes
+        channel, given, got = self._channel, self._given, Parts(out, self._got_bytes())
+        in_one = not given.kind.reduces and channel.goes_in_one(given, largest)
+        if in_one:
+            channel.note_long(long_lane(given, largest))
+        of = (channel, given, self._priority, self._turn, self._own, got)
+        yield from carry(*of, largest, in_one)
 
     def _got_bytes(self) -> list[int]:
         return [count * self._rows.row_bytes for count in self._got_rows]

@@ -9,6 +9,7 @@ from typing import Any
 from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives import collectives
+from talweg._collectives.call_channel import NAMELESS
 from talweg._collectives.collectives import Given, Rows
 from talweg._collectives.family import Family, require_dimensions
 from talweg._collectives.process_sets import Group, ProcessSet
@@ -52,7 +53,7 @@ class PairCalls(Family):
         priority: int,
         timeout_s: float | None = None,
     ) -> Any:
-        client, group, name = self._pair("send", dst, name, process_set)
+        client, group, pair_name = self._pair("send", dst, name, process_set)
         given = self._given(
             collectives.SEND,
             tensor,
@@ -60,10 +61,10 @@ class PairCalls(Family):
             is_async,
             client.rank,
             lambda rows, counts: self._new(rows.dtype, rows.row_shape),
+            call="send",
         )
-        return self._go(
-            is_async, client, name, group, [given], priority, lambda results: None, timeout_s
-        )
+        of = (priority, lambda results: None, timeout_s, name or NAMELESS)
+        return self._go(is_async, client, pair_name, group, [given], *of)
 
     def send(
         self,
@@ -105,7 +106,7 @@ class PairCalls(Family):
         timeout_s: float | None = None,
     ) -> Any:
         framework = self._framework
-        client, group, name = self._pair("recv", src, name, process_set)
+        client, group, pair_name = self._pair("recv", src, name, process_set)
         wanted: Rows | None = None
         fill: Any = None
         if tensor_or_shape is not None and isinstance(tensor_or_shape, (tuple, list)):
@@ -139,8 +140,9 @@ class PairCalls(Family):
             framework.written(tensor_or_shape, fill)
             return tensor_or_shape
 
-        given = Given(collectives.SEND, src, wanted, [], 0, None, allocate)
-        return self._go(is_async, client, name, group, [given], priority, shape, timeout_s)
+        given = Given(collectives.SEND, src, wanted, [], 0, None, allocate, call="recv")
+        of = (priority, shape, timeout_s, name or NAMELESS)
+        return self._go(is_async, client, pair_name, group, [given], *of)
 
     def recv(
         self,

@@ -9,7 +9,12 @@ from collections.abc import Iterable
 
 from talweg import _client
 from talweg._counted import counted
-from talweg._library.native_arguments import whole_numbers
+from talweg._library.native_arguments import (
+    NAME_BYTES_MAX,
+    encode,
+    name_for_tensors,
+    whole_numbers,
+)
 from talweg.errors import InvalidArgument
 
 # A longer list of ranks is a digest in the names of tensors, which have at most 1024 bytes.
@@ -104,6 +109,16 @@ class Group:
                 self.suffix = process_set.suffix
         self.size = len(self.ranks)
         self.place = self.ranks.index(client.rank)
+
+    def name_of(self, name: str) -> str:
+        """Returns the name in the job of the tensor that the program calls `name` in this group. It
+        is the name, then the suffix. A name that leaves no room for the suffix is cut.
+        """
+        if not self.suffix or not isinstance(name, str):
+            return f"{name}{self.suffix}"
+        nbytes = len(encode(name))
+        is_cut = NAME_BYTES_MAX - len(self.suffix) < nbytes <= NAME_BYTES_MAX
+        return f"{name_for_tensors(name) if is_cut else name}{self.suffix}"
 
     def require_root(self, root_rank: int, operation: str) -> int:
         """Returns the root's place in the group."""

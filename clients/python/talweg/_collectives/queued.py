@@ -33,7 +33,7 @@ class _Queue(Channel):
 
     def __init__(self, client: Client, name: str, group: Group) -> None:
         super().__init__(client, name, group)
-        self._wire_name = f"{name}{group.suffix}"
+        self._wire_name = group.name_of(name)
         # The round that the first call waits for, and what is set when that round is over.
         self._ahead: Callable[[], Handle | None] = lambda: None
         self._is_over = threading.Event()
@@ -90,7 +90,7 @@ def start(client: Client, name: str | None, group: Group, brought: Brought) -> H
     """Does the same as rounds.start(), but queues the call if a round of its name is open."""
     if name is None:
         return rounds.start(client, name, group, brought)
-    wire_name = f"{name}{group.suffix}"
+    wire_name = group.name_of(name)
     is_open = open_round(client, wire_name) is not None
     if client.left.has(wire_name) or not (is_open or must_wait(client, wire_name)):
         try:

@@ -33,6 +33,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,13 @@ from talweg import _interrupts
 from talweg._call_site import CallSite, call_site
 from talweg._client import Client, Declared, Handle
 from talweg._client.handles import PushedRound
-from talweg._collectives import compared, one_call
-from talweg._collectives.call_channel import CallChannel, channel_named
+from talweg._collectives import compared, nameless_groups, one_call
+from talweg._collectives.call_channel import NAMELESS, CallChannel, channel_named
 from talweg._collectives.channels import Job, Steps, Wait
 from talweg._collectives.collectives import JobHandle
 from talweg._collectives.kinds import ALL_REDUCE, BROADCAST, Given, Rows
 from talweg._collectives.lost_ranks import lost_rank
+from talweg._collectives.nameless_groups import NamelessGroup
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import NO_FACTORS, Factors
 from talweg._collectives.words import DIMENSIONS_MAX
@@ -56,7 +58,6 @@ from talweg.errors import Mismatch, TalwegError, Timeout
 
 # How many calls without a name may be under way at once. Further calls wait for their turn.
 _TURNS = 2
-_NAMELESS = "a call without a name"
 # No lock is waited for longer, in seconds.
 _LOCK_S_MAX = 1e8
 _REMEDY = "all ranks must use a name for the same in the same call"
@@ -95,10 +96,11 @@ def start(
     """
     if name is None:
         turns = 1 if client.nodes_change else _TURNS
-        turn = client.count_nameless(group.suffix) % turns
-        return start_nameless(client, f"talweg.nameless.{turn}", group, brought)
+        count, grouped = partial(client.count_nameless, group.suffix), nameless_groups.current()
+        turn = (count() if grouped is None else grouped.take_turn(count)) % turns
+        return start_nameless(client, f"talweg.nameless.{turn}", group, brought, grouped=grouped)
     native_arguments.check_name_and_priority(name, brought.priority)
-    wire_name = name + group.suffix
+    wire_name = group.name_of(name)
     if client.left:
         client.left.take_if_over(wire_name)
     known = client.tensors.declared_on_host(wire_name)
@@ -349,8 +351,8 @@ def before_call(
     client.check_timeout(timeout_s)
     if not client.left or name is None:
         return timeout_s
-    suffix = Group(client, process_set, "push_pull").suffix
-    return client.left.wait_for(f"{name}{suffix}", timeout_s)
+    wire_name = Group(client, process_set, "push_pull").name_of(name)
+    return client.left.wait_for(wire_name, timeout_s)
 
 
 def before_calls(
@@ -401,14 +403,19 @@ def call_when_over(handle: Handle, over: Callable[[Exception | None], None]) -> 
 
 
 def start_nameless(
-    client: Client, turn: str, group: Group, brought: Brought, of: str = ""
+    client: Client,
+    turn: str,
+    group: Group,
+    brought: Brought,
+    of: str = "",
+    grouped: NamelessGroup | None = None,
 ) -> Handle:
     """Starts a round of a call without a name; calls of one `turn` run one after another.
 
     Calls with different `of` have separate orders, each with its own `turn`s.
     """
     declaration = brought.declaration
-    require(client, _NAMELESS, declaration)
+    require(client, NAMELESS, declaration)
 
     call = f"{_call_of(declaration)} without a name"
 
@@ -420,11 +427,13 @@ def start_nameless(
     if client.is_alone:
         return push(brought)
     if not client.nodes_change:
-        return _as_collective(client, turn, _NAMELESS, group, brought, site=call_site())
+        site = call_site()
+        return _as_collective(client, turn, NAMELESS, group, brought, site=site, grouped=grouped)
     own = kept(client, brought)
-    channel = channel_named(client, turn, group, _NAMELESS)
+    channel = channel_named(client, turn, group, NAMELESS)
     given = _given(client, own, call_site())
-    return compared.start(client, channel, given, own.priority, own.is_async, lambda: push(own))
+    how = (own.priority, own.is_async, lambda: push(own), grouped)
+    return compared.start(client, channel, given, *how)
 
 
 def compare_nameless(client: Client, brought: Brought) -> None:
@@ -432,7 +441,7 @@ def compare_nameless(client: Client, brought: Brought) -> None:
     if client.is_alone:
         return
     group = Group(client, None, "push_pull")
-    channel = channel_named(client, "talweg.nameless.new", group, _NAMELESS)
+    channel = channel_named(client, "talweg.nameless.new", group, NAMELESS)
     given = _given(client, brought, call_site())
     job = Job(channel, [lambda: compared.compare(channel, given, brought.priority)])
     channel.submit(job, is_async=False)
@@ -487,11 +496,15 @@ def _as_collective(
     leaving: Steps | None = None,
     *,
     site: CallSite | None,
+    grouped: NamelessGroup | None = None,
 ) -> JobHandle:
     given = _given(client, kept(client, brought), site)
     channel = channel_named(client, channel_name, group, title, in_one=True)
-    job = Job(channel, [lambda: _call(leaving, channel, given, brought.priority)])
+    steps = partial(_call, leaving, channel, given, brought.priority)
+    job = Job(channel, [steps]) if grouped is None else grouped.within(channel, given, steps)
     channel.submit(job, brought.is_async)
+    if grouped is not None:
+        grouped.see_to(job)
     return JobHandle(
         client,
         0,

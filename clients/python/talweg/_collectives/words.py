@@ -156,7 +156,6 @@ def read(
     said: np.ndarray,
     group: Group,
     inlines_reductions: bool,
-    in_one: bool = False,
     turn: int = 0,
 ) -> list[Said]:
     """Returns what each rank of the group has said. The call's data takes `turn` (Lane)."""
@@ -183,7 +182,7 @@ def read(
         elif kind.reduces:
             largest = max(each.part_rows) * row_bytes
             of = (kind, DType(each.dtype), Op(each.op), each.root_rank, largest, group.size)
-            each.lane = lane_of(*of, in_one, in_place, turn)
+            each.lane = lane_of(*of, in_place, turn)
         every.append(each)
     return every
 

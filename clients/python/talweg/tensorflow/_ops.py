@@ -279,8 +279,8 @@ def all_gather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
     """Returns all ranks' objects, by rank; blocks. Uses pickle: only for ranks you trust."""
-    own = objects.gather_name(name)
-    return objects.all_gather_object(_client.current(), obj, own, process_set)
+    own, call = objects.gather_name(name), objects.gather_call(name)
+    return objects.all_gather_object(_client.current(), obj, own, process_set, call=call)
 
 
 # ----- all_gather -----

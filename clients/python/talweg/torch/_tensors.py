@@ -305,7 +305,7 @@ def declare(
         gpus.declare(name, declaration, _cuda.place_of(tensor), priority)
         return
     check_name_and_priority(name, priority)
-    wire_name = name + group.suffix
+    wire_name = group.name_of(name)
     if not client.tensors.is_free(wire_name):
         declaration = replace(declaration, ranks=group.listed)
         client.tensors.require_patience(wire_name, declaration.patience_ms)

@@ -186,6 +186,9 @@ class Tensors:
         """
         declared = self._on_host(name, declaration)
         if declared is None:
+            mismatch = self.disagreed(name)
+            if mismatch is not None:
+                raise mismatch
             try:
                 [declared] = self._declare_on_host([(name, declaration, priority)], in_place)
             except Mismatch:  # Every rank gets the error.
@@ -207,11 +210,15 @@ class Tensors:
             self._disagreed[name] = mismatch
             raise
 
-    def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
-        """Declares the names that this rank has not used yet. Keeps a Mismatch for disagreed()."""
+    def settle(
+        self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
+    ) -> None:
+        """Declares the names that this rank has not used yet. Keeps a Mismatch for disagreed().
+        `in_place`: as in declare_all().
+        """
         new = [each for each in declarations if self.is_new(each[0])]
         try:
-            self._declare_new(new)
+            self._declare_on_host(new, in_place)
         except Mismatch:
             for each in new:
                 try:
@@ -222,7 +229,7 @@ class Tensors:
 
     def disagreed(self, name: str) -> Mismatch | None:
         """Returns the Mismatch that settle() or declare_early() got for the name, or None.
-        Returns it only once.
+        Returns it only once. The next declare() raises it.
         """
         return self._disagreed.pop(name, None)
 

@@ -49,7 +49,7 @@ class _DistributedMethods:
         backward() has already done this when it returns, so a call is rarely needed. The method
         serves programs that were written for BytePS or Horovod.
         """
-        self._talweg.exchange.synchronize()
+        self._talweg.guard(self._talweg.exchange.synchronize)
 
     def synchronize_parameters(self) -> None:
         """Returns when every parameter has had its last update; see `overlap_forward`."""
@@ -156,10 +156,10 @@ def _before_step(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if optimizer._talweg_skip or is_inner_step(optimizer):
         return None
-    exchange = optimizer._talweg.exchange
+    exchange, guard = optimizer._talweg.exchange, optimizer._talweg.guard
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):
-        exchange.synchronize()
+        guard(exchange.synchronize)
         return None
 
     calls = 0
@@ -173,10 +173,10 @@ def _before_step(
         exchange.evaluates = averages
         try:
             loss = closure()
-            exchange.synchronize()
+            guard(exchange.synchronize)
         finally:
             exchange.evaluates = False
-        return _average_loss(optimizer, loss) if averages else loss
+        return guard(lambda: _average_loss(optimizer, loss)) if averages else loss
 
     if len(args) > 1:
         return (args[0], averaged, *args[2:]), kwargs

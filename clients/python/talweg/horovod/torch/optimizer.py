@@ -205,7 +205,13 @@ def DistributedOptimizer(
     distributed: Any = distribute(
         optimizer,
         lambda waits: gradients.ChosenAverager(
-            named, backward_passes_per_step, name, choices, waits, rules.before_backward
+            named,
+            backward_passes_per_step,
+            name,
+            choices,
+            waits,
+            rules.before_backward,
+            basics.internal,
         ),
     )
     rules.optimizer = distributed

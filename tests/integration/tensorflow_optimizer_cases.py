@@ -17,6 +17,33 @@ import tf_keras
 from expected_errors import expect, expect_warning
 
 
+def disagreeing_gradients() -> None:
+    """Eager optimizers, tapes and callbacks raise the error that calls raise."""
+    if hvd.size() == 1:
+        return
+    rank, error = hvd.rank(), tf.errors.FailedPreconditionError
+    weights = tf.Variable(tf.ones([3 + rank % 2]))
+
+    def optimized() -> None:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.apply_gradients([(tf.ones_like(weights), weights)])
+
+    def taped() -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(weights)
+        tape.gradient(loss, weights)
+
+    for call in (optimized, taped):
+        expect(error, "f32[", call)
+    for module, kind in ((hvd_keras, keras), (hvd_tf_keras, tf_keras)):
+        model = kind.Sequential([kind.layers.Dense(1)])
+        model.build((None, 2 + rank % 2))
+        model.compile(kind.optimizers.SGD(0.1), "mse")
+        broadcast = module.callbacks.BroadcastGlobalVariablesCallback(0)
+        broadcast.set_model(model)
+        expect(error, "f32[", broadcast.on_batch_end, 0)
+
+
 def partial_optimizers() -> None:
     """Arguments may come by position, in the order of the documents and in that of the source."""
     first = (None, "", "", hvd.Compression.none, False, 1.0, hvd.Average)

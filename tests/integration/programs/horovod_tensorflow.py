@@ -25,6 +25,7 @@ from cases import run_cases
 from expected_errors import expect, expect_warning
 from tensorflow_optimizer_cases import (
     computed_gradients,
+    disagreeing_gradients,
     optimizers,
     partial_optimizers,
     scaled_losses,
@@ -577,6 +578,7 @@ def main() -> int:
         graphs_of_version_1,
         sessions_of_one_thread,
         disagreements,
+        disagreeing_gradients,
         computed_gradients,
         scaled_losses,
         insides,

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from talweg._call_site import warn
+from talweg._compat.tensorflow.failures import guard
 from talweg._declaration import Op
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum, Average
@@ -57,6 +58,7 @@ def choices_of(
         takes_part=lambda: process_set.included() is not False,
         own_at_entry=True,
         is_adasum=is_adasum,
+        guard=guard,
     )
 
 

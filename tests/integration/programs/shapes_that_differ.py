@@ -153,6 +153,28 @@ def check_choices() -> None:
         step_fails(key, hvd.HorovodInternalError, model, optimizer, [text])
 
 
+def check_elastic() -> None:
+    """hvd.elastic.run does not try again what no restored state makes alike."""
+    calls = []
+
+    @hvd.elastic.run
+    def train(_: Any) -> None:
+        calls.append(1)
+        model = model_of((2, 6))
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        names = [(f"{name}.{tw.rank()}", each) for name, each in model.named_parameters()]
+        optimizer = hvd.DistributedOptimizer(plain, names)
+        backward(model)
+        optimizer.step()
+
+    try:
+        train(hvd.elastic.ObjectState(batch=0))
+    except hvd.HorovodInternalError as error:
+        assert "'first.0'" in str(error) and len(calls) == 1, (calls, error)
+    else:
+        raise AssertionError("elastic.run: nobody said that the ranks differ")
+
+
 def check_parameters() -> None:
     """Horovod's broadcast and BytePS's model raise at all ranks and name both shapes."""
     model = model_of(mine())
@@ -181,6 +203,7 @@ def main() -> int:
     check_optimizers()
     check_choices()
     check_parameters()
+    check_elastic()
     assert (tw.push_pull(torch.ones(3), "after") == 1).all()
     return 0
 

@@ -18,6 +18,12 @@ COMPRESSED = ", compressed by "
 COMBINED = ", combined with "
 
 
+class ModelMismatch(Mismatch):
+    """Ranks have other parameters, or combine their gradients otherwise. No state that a program
+    restores makes them alike. Rounds that only some ranks have started stay open.
+    """
+
+
 def digest_of(texts: Iterable[str]) -> bytes:
     """Returns a digest. Its maximum shows each byte's largest and smallest value."""
     digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=DIGEST_BYTES).digest()
@@ -64,7 +70,7 @@ class Names:
         is_frozen = any(each.endswith(FROZEN) for each in everything)
         is_compressed = any(COMPRESSED in each for each in everything)
         is_combined = any(COMBINED in each for each in everything)
-        self.mismatch = Mismatch(
+        self.mismatch = ModelMismatch(
             f"'{self._name}': {text}: build the same model, with its parameters in one order, at "
             "every rank"
             + ", and freeze and thaw them at all ranks alike" * is_frozen

@@ -13,7 +13,12 @@ from talweg._compat.tensorflow.failures import guard
 from talweg._declaration import Op
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum, Average
-from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.horovod.common.process_sets import (
+    ProcessSet,
+    global_process_set,
+    members_of,
+    require_set,
+)
 from talweg.tensorflow import _gradients, _optimizer, _tape
 from talweg.tensorflow._compression import Compression
 from talweg.tensorflow._gradients import Choices
@@ -45,6 +50,7 @@ def choices_of(
     is_adasum = basics.is_adasum(op)
     rule = Op.SUM if is_adasum else basics.op_of(op, None, operation)
     wanted, before, after = _gradients.predivided(rule, gradient_predivide_factor)
+    require_set(process_set, operation)
     included = process_set.included() is not False
     members = members_of(process_set, operation) if included else None
     return Choices(

@@ -20,6 +20,33 @@ from expected_errors import expect, expect_warning
 from talweg.tensorflow import _rounds
 
 
+def disagreeing_gradients() -> None:
+    """Eager optimizers, tapes and callbacks raise the error that calls raise."""
+    if hvd.size() == 1:
+        return
+    rank, error = hvd.rank(), tf.errors.FailedPreconditionError
+    weights = tf.Variable(tf.ones([13 + rank % 2]))  # No other case has such shapes.
+
+    def optimized() -> None:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.apply_gradients([(tf.ones_like(weights), weights)])
+
+    def taped() -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(weights)
+        tape.gradient(loss, weights)
+
+    for call in (optimized, taped):
+        expect(error, "f32[", call)
+    for module, kind in ((hvd_keras, keras), (hvd_tf_keras, tf_keras)):
+        model = kind.Sequential([kind.layers.Dense(1)])
+        model.build((None, 2 + rank % 2))
+        model.compile(kind.optimizers.SGD(0.1), "mse")
+        broadcast = module.callbacks.BroadcastGlobalVariablesCallback(0)
+        broadcast.set_model(model)
+        expect(error, "f32[", broadcast.on_batch_end, 0)
+
+
 def partial_optimizers() -> None:
     """Arguments may come by position, in the order of the documents and in that of the source."""
     first = (None, "", "", hvd.Compression.none, False, 1.0, hvd.Average)
@@ -82,7 +109,7 @@ def optimizers() -> None:
 
 
 def names_of_gradients() -> None:
-    """Each optimizer has names of its own and keeps them. So have the tapes of a model."""
+    """Each optimizer has names of its own and keeps them. Tapes have the names that they get."""
     told: set[str] = set()
     start = _rounds.start_reduction
 
@@ -100,22 +127,15 @@ def names_of_gradients() -> None:
     def apply(optimizer: Any, tape: Any, loss: Any, variable: Any) -> None:
         optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
 
-    def differentiate(tape: Any, loss: Any, variable: Any) -> None:
-        hvd.DistributedGradientTape(tape).gradient(loss, variable)
-
     variables = [tf.Variable(tf.ones([length])) for length in (2, 3)]
     made = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)) for _ in variables]
-    steps: list[list[Callable[..., None]]] = [
-        [partial(apply, each) for each in made],
-        [differentiate] * len(variables),
-    ]
+    steps: list[Callable[..., None]] = [partial(apply, each) for each in made]
     named = tw.DistributedOptimizer(keras.optimizers.SGD(1.0), name="mine")
     with mock.patch.object(_rounds, "start_reduction", record):
-        for both in steps:
-            first, second = map(names_of, both, variables)
-            assert len(first) == len(second) == 1 and first != second, (first, second)
-            hvd.DistributedOptimizer(made[1])
-            assert list(map(names_of, both, variables)) == [first, second]
+        first, second = map(names_of, steps, variables)
+        assert len(first) == len(second) == 1 and first != second, (first, second)
+        hvd.DistributedOptimizer(made[1])
+        assert list(map(names_of, steps, variables)) == [first, second]
         assert names_of(partial(apply, named), variables[0]) == {"mine.0"}
         tape = tw.DistributedGradientTape(tf.GradientTape(), name="own")
         with tape:

@@ -25,6 +25,7 @@ from cases import run_cases
 from expected_errors import expect, expect_warning
 from tensorflow_optimizer_cases import (
     computed_gradients,
+    disagreeing_gradients,
     names_of_gradients,
     optimizers,
     partial_optimizers,
@@ -579,6 +580,7 @@ def main() -> int:
         sessions_of_one_thread,
         disagreements,
         names_of_gradients,
+        disagreeing_gradients,
         computed_gradients,
         scaled_losses,
         insides,

@@ -481,6 +481,19 @@ def process_sets() -> None:
     loose = hvd.ProcessSet([0])
     assert loose.process_set_id is None and loose.rank() is None and loose.included() is None
     expect(ValueError, "not registered", hvd.allreduce, torch.ones(1), process_set=loose)
+    bad: Any = [0]
+    model = torch.nn.Linear(2, 2)
+    sgd: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    text = "process_set is [0]; it must be a hvd.ProcessSet"
+    expect(ValueError, text, hvd.allreduce, torch.ones(1), process_set=bad)
+    expect(ValueError, text, hvd.DistributedOptimizer, sgd, process_set=bad)
+    for sets in ("fixed", [[0]]):
+        expect(ValueError, f"process_sets is {sets!r}", hvd.init, process_sets=sets)
+    hvd.init(process_sets="Dynamic")  # A later init() changes nothing.
+    expect(ValueError, "optimizer is a Linear", hvd.DistributedOptimizer, model)
+    some = [("weight", model.weight)]
+    text = "the first is parameter 1 of group 0, of shape [2]"
+    expect(ValueError, text, hvd.DistributedOptimizer, sgd, some)
     assert hvd.global_process_set.process_set_id == 0
     assert hvd.global_process_set.size() == hvd.size()
     assert hvd.global_process_set.rank() == hvd.rank()

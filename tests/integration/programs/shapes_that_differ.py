@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two ranks whose tensors have one name and as many elements, but different shapes.
+"""One of two ranks whose tensors have one name, but different shapes.
 
 Each kind of call raises an error at both ranks that names both shapes, and the next call works.
+The tensors of calls have as many elements at both ranks, those of optimizers also different numbers.
+Optimizers raise such an error also where the ranks combine gradients otherwise.
 """
 
 from __future__ import annotations
@@ -91,6 +93,19 @@ def backward(model: torch.nn.Module) -> None:
     sum(parameter.sum() for parameter in model.parameters()).backward()
 
 
+def step_fails(
+    case: str, errors: Any, model: torch.nn.Module, optimizer: Any, wanted: list[str]
+) -> None:
+    try:
+        backward(model)
+        optimizer.step()
+    except errors as error:
+        for text in wanted:
+            assert text in str(error), f"{case}: {error}"
+    else:
+        raise AssertionError(f"{case}: nobody said that the ranks differ")
+
+
 def check_optimizers() -> None:
     """Optimizers get the error in their first step, for small and for large gradients."""
 
@@ -108,22 +123,56 @@ def check_optimizers() -> None:
     def byteps(model: torch.nn.Module, optimizer: Any, name: str) -> Any:
         return bps.DistributedOptimizer(optimizer, model.named_parameters())
 
-    for make in (talwegs, horovods, halves, byteps):
-        for factor in (1, 20_000):
-            case = f"{make.__name__} {factor}"
-            rows, columns = mine()
-            model = model_of((rows, columns * factor))
+    own, internal = talweg.Mismatch, hvd.HorovodInternalError
+    makes = ((talwegs, own), (horovods, internal), (halves, internal), (byteps, own))
+    lengths = ((2, 6), (2, 7))
+    for make, error in makes:
+        for shapes, factor in ((SHAPES, 1), (SHAPES, 20_000), (lengths, 1), (lengths, 20_000)):
+            case = f"{make.__name__} {shapes} {factor}"
+            all_shapes = [(rows, columns * factor) for rows, columns in shapes]
+            model = model_of(all_shapes[tw.rank()])
             plain = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = make(model, plain, case)
-            wanted = [str([rows, columns * factor]) for rows, columns in SHAPES]
-            try:
-                backward(model)
-                optimizer.step()
-            except (talweg.Mismatch, hvd.HorovodInternalError) as error:
-                for shape in wanted:
-                    assert shape in str(error) and "weight" in str(error), f"{case}: {error}"
-            else:
-                raise AssertionError(f"{case}: nobody said that the shapes differ")
+            wanted = ["weight", *(str(list(shape)) for shape in all_shapes)]
+            step_fails(case, error, model, make(model, plain, case), wanted)
+
+
+def check_choices() -> None:
+    """Ranks whose optimizers combine gradients otherwise get the error, which names the choice."""
+    none, half = hvd.Compression.none, hvd.Compression.fp16
+    choices: tuple[tuple[str, Any, Any, str], ...] = (
+        ("op", hvd.Average, hvd.Sum, "op=sum"),
+        ("compression", none, half, "compression=FP16Compressor"),
+        ("gradient_predivide_factor", 1.0, 2.0, "factors 0.5 before and 2 after"),
+        ("gradient_predivide_factor", 2.0, 4.0, "factors 0.25 before and 4 after"),
+    )
+    for key, *values, text in choices:
+        model = model_of((2, 6))
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        keywords = {key: values[tw.rank()]}
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **keywords)
+        step_fails(key, hvd.HorovodInternalError, model, optimizer, [text])
+
+
+def check_elastic() -> None:
+    """hvd.elastic.run does not try again what no restored state makes alike."""
+    calls = []
+
+    @hvd.elastic.run
+    def train(_: Any) -> None:
+        calls.append(1)
+        model = model_of((2, 6))
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        names = [(f"{name}.{tw.rank()}", each) for name, each in model.named_parameters()]
+        optimizer = hvd.DistributedOptimizer(plain, names)
+        backward(model)
+        optimizer.step()
+
+    try:
+        train(hvd.elastic.ObjectState(batch=0))
+    except hvd.HorovodInternalError as error:
+        assert "'first.0'" in str(error) and len(calls) == 1, (calls, error)
+    else:
+        raise AssertionError("elastic.run: nobody said that the ranks differ")
 
 
 def check_parameters() -> None:
@@ -152,7 +201,9 @@ def main() -> int:
     check_calls()
     check_declared()
     check_optimizers()
+    check_choices()
     check_parameters()
+    check_elastic()
     assert (tw.push_pull(torch.ones(3), "after") == 1).all()
     return 0
 

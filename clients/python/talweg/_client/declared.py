@@ -200,6 +200,9 @@ class Tensors:
         """
         declared = self._on_host(name, declaration)
         if declared is None:
+            mismatch = self.disagreed(name)
+            if mismatch is not None:
+                raise mismatch
             try:
                 [declared] = self._declare_on_host([(name, declaration, priority)], in_place)
             except Mismatch:  # Every rank gets the error.
@@ -222,22 +225,29 @@ class Tensors:
             self._disagreed[name] = mismatch
             raise
 
-    def settle(self, declarations: Iterable[tuple[str, Declaration, int]]) -> None:
-        """Declares the names that this rank has not used yet. Keeps a Mismatch for disagreed()."""
+    def settle(
+        self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
+    ) -> None:
+        """Declares the names that this rank has not used yet. Keeps a Mismatch for disagreed().
+        `in_place`: as in declare_all(). The names are then settled for good.
+        """
         new = [each for each in declarations if self.is_new(each[0])]
+        declared: list[Declared] = []
         try:
-            self._declare_new(new)
+            declared += self._declare_on_host(new, in_place)
         except Mismatch:
             for each in new:
-                try:
-                    self._declare_new([each], tells=False)  # The watcher has been told of the name.
+                try:  # The watcher has been told of the name.
+                    declared += self._declare_new([each], tells=False)
                 except Mismatch as mismatch:  # The later call of this name raises it.
                     self.free(each[0])
                     self._disagreed[each[0]] = mismatch
+        for one in declared:
+            one.is_for_good |= in_place
 
     def disagreed(self, name: str) -> Mismatch | None:
         """Returns the Mismatch that settle() or declare_early() got for the name, or None.
-        Returns it only once.
+        Returns it only once. The next declare() raises it.
         """
         return self._disagreed.pop(name, None)
 

@@ -111,7 +111,7 @@ def start(
         return _push_declared(client, known, brought)
     mismatch = client.tensors.disagreed(wire_name)
     if mismatch is not None:
-        return _failed(client, wire_name, mismatch)
+        return failed(client, wire_name, mismatch)
     settled = leaving = None
     site = site or call_site()
     if not client.tensors.is_free(wire_name):
@@ -198,7 +198,7 @@ def repeat(client: Client, declared: Declared, address: int, priority: int, tens
         try:
             round_ = client.push_round(declared, address, priority)
         except Mismatch as mismatch:
-            return _failed(client, declared.name, disagreed(client, declared, mismatch))
+            return failed(client, declared.name, disagreed(client, declared, mismatch))
         name, number = declared.name, declared.tensor
         return _SettledRound(
             client, number, round_, name, address, tensor, tensor, declared=declared
@@ -254,7 +254,7 @@ def _push(client: Client, wire_name: str, brought: Brought, call: str = "") -> H
     try:
         declared = client.tensors.declare(wire_name, brought.declaration, brought.priority)
     except Mismatch as mismatch:
-        return _failed(client, wire_name, mismatch)
+        return failed(client, wire_name, mismatch)
     return _push_declared(client, declared, brought, call)
 
 
@@ -267,7 +267,7 @@ def _push_declared(client: Client, declared: Declared, brought: Brought, call: s
         try:
             round_ = client.push_round(declared, address, brought.priority)
         except Mismatch as mismatch:
-            return _failed(client, declared.name, disagreed(client, declared, mismatch))
+            return failed(client, declared.name, disagreed(client, declared, mismatch))
         scale = factors.after(client, declaration.dtype, brought.out_address, declaration.count)
         return _SettledRound(
             client,
@@ -283,7 +283,7 @@ def _push_declared(client: Client, declared: Declared, brought: Brought, call: s
         )
 
 
-def _failed(client: Client, name: str, mismatch: Mismatch) -> Handle:
+def failed(client: Client, name: str, mismatch: Mismatch) -> Handle:
     """Returns a handle that raises `mismatch`, as those of ranks that have pushed the round do."""
     return Handle(client, 0, 0, name, taken=True, failure=mismatch)
 

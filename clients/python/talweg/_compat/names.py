@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Made:
-    """A name that was given for parameters, or for what only the texts describe."""
+    """A name that was given for parameters."""
 
     serial: int
     name: str
@@ -60,28 +60,11 @@ class Names:
         self._counts[kind] += 1
         name = kind if self._counts[kind] == 1 else f"{kind}.{self._counts[kind]}"
         if named:
-            self._made = [
-                each
-                for each in self._made
-                if not each.parameters or each.parameters[0]() is not None
-            ]
-            self._keep(name, kind, texts, list(map(weakref.ref, parameters)))
+            self._made = [each for each in self._made if each.parameters[0]() is not None]
+            references = list(map(weakref.ref, parameters))
+            self._made.append(_Made(self._serial, name, kind, texts, references))
+            self._serial += 1
         return name
-
-    def of(self, kind: str, texts: list[str]) -> str:
-        """Returns the name of its kind for what `texts` describe. Equal texts have one name."""
-        for earlier in self._made:
-            if not earlier.parameters and earlier.is_for(kind, texts, []):
-                return earlier.name
-        name = self.next(kind)
-        self._keep(name, kind, texts, [])
-        return name
-
-    def _keep(
-        self, name: str, kind: str, texts: list[str], references: list[weakref.ref[Any]]
-    ) -> None:
-        self._made.append(_Made(self._serial, name, kind, texts, references))
-        self._serial += 1
 
     @property
     def place(self) -> Place:

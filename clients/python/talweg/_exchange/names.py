@@ -14,6 +14,14 @@ DIGEST_BYTES = 8
 FROZEN = ", frozen"
 # What the text of a parameter goes on with whose gradients are compressed.
 COMPRESSED = ", compressed by "
+# What it goes on with if gradients are not just averaged.
+COMBINED = ", combined with "
+
+
+class ModelMismatch(Mismatch):
+    """Ranks have other parameters, or combine their gradients otherwise. No state that a program
+    restores makes them alike. Rounds that only some ranks have started stay open.
+    """
 
 
 def digest_of(texts: Iterable[str]) -> bytes:
@@ -61,9 +69,11 @@ class Names:
         everything = [each for texts in told.values() for each in texts]
         is_frozen = any(each.endswith(FROZEN) for each in everything)
         is_compressed = any(COMPRESSED in each for each in everything)
-        self.mismatch = Mismatch(
+        is_combined = any(COMBINED in each for each in everything)
+        self.mismatch = ModelMismatch(
             f"'{self._name}': {text}: build the same model, with its parameters in one order, at "
             "every rank"
             + ", and freeze and thaw them at all ranks alike" * is_frozen
-            + ", and give its optimizer the same compression" * is_compressed
+            + ", and give its optimizer the same compression" * (is_compressed and not is_combined)
+            + ", and give its optimizer the same operation, compression and factors" * is_combined
         )

@@ -77,4 +77,4 @@ def DistributedGradientTape(
         process_set=process_set,
     )
     _require(name)
-    return _tape.distribute_tape(tape, choices, lambda _: name)
+    return _tape.distribute_tape(tape, choices, name)

@@ -48,6 +48,8 @@ class Choices:
     # Says at run time whether this rank takes part.
     takes_part: Callable[[], bool] = lambda: True
     is_adasum: bool = False  # See Reduction.
+    # Makes the call that combines gradients. So it may raise other errors in place of Talweg's.
+    guard: Callable[[Callable[[], Any]], Any] = lambda call: call()
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
@@ -166,6 +168,13 @@ def combine(
     because the next forward pass needs them first. Ranks find each other's gradients by their
     numbers, in which local variables do not count: ranks may have different numbers of these.
     """
+    return list(choices.guard(lambda: _combine(gradients, variables, choices, base)))
+
+
+@_ops.plain
+def _combine(
+    gradients: Sequence[Any], variables: Sequence[Any] | None, choices: Choices, base: str
+) -> list[Any]:
     client = _client.current()
     if not choices.takes_part():
         return list(gradients)

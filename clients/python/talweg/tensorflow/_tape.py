@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,14 +10,13 @@ import tensorflow as tf
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _gradients
 from talweg.tensorflow._gradients import Choices
-from talweg.tensorflow._variables import tf_variable
 
 
 class _Methods:
     """The methods that a tape gets."""
 
     _talweg_choices: Choices
-    _talweg_name_of: Callable[[list[str]], str]
+    _talweg_name: str
 
     def gradient(
         self,
@@ -38,10 +36,7 @@ class _Methods:
     def _talweg_combined(self, own: Any, sources: Any) -> Any:
         flat = tf.nest.flatten(own)
         variables = tf.nest.flatten(sources)
-        local = self._talweg_choices.local
-        texts = [_described(each) for each in variables if _gradients.key_of(each) not in local]
-        name = self._talweg_name_of(texts)
-        combined = _gradients.combine(flat, variables, self._talweg_choices, name)
+        combined = _gradients.combine(flat, variables, self._talweg_choices, self._talweg_name)
         return tf.nest.pack_sequence_as(own, combined)
 
     def register_local_source(self, source: Any) -> None:
@@ -65,24 +60,12 @@ class _Methods:
         )
 
 
-def _described(source: Any) -> str:
-    """Returns what a source has in common with the source of the same tape in the next step.
-
-    That is a variable's dtype and shape. Other tensors may have another length in each step.
-    """
-    value = tf_variable(source)
-    if isinstance(value, tf.Variable):
-        return f"{value.dtype.name} {value.shape}"
-    return f"{value.dtype.name} {value.shape.rank}" if tf.is_tensor(value) else ""
-
-
 def distribute_tape(
-    tape: tf.GradientTape, choices: Choices, name_of: Callable[[list[str]], str]
+    tape: tf.GradientTape, choices: Choices, name: str = "tape.gradient"
 ) -> tf.GradientTape:
-    """Makes `tape` combine its gradients; returns the same object.
+    """Makes `tape` combine its gradients, whose names begin with `name`; returns the same object.
 
-    `name_of` returns what the names of the gradients begin with. It gets the sources' texts. A tape
-    lives for one step, and the next step's tape has the same texts.
+    A tape lives for one step, and the tape of the next step has the same name.
     """
     if not isinstance(tape, tf.GradientTape):
         raise InvalidArgument(
@@ -92,5 +75,5 @@ def distribute_tape(
     if not issubclass(cls, _Methods):
         tape.__class__ = type(cls.__name__, (_Methods, cls), {"__module__": cls.__module__})
     tape._talweg_choices = choices
-    tape._talweg_name_of = name_of
+    tape._talweg_name = name
     return tape

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives.process_sets import Group, ProcessSet
+from talweg._collectives.rounds import failed
 from talweg._declaration import Declaration, Op
 from talweg._elastic.membership import membership_of
 from talweg._exchange.adapter import (
@@ -30,7 +31,7 @@ from talweg._exchange.adapter import (
 )
 from talweg._exchange.compressing import Compressing
 from talweg._exchange.exchange import GradientExchange
-from talweg.errors import Busy, Unsupported
+from talweg.errors import Busy, Mismatch, Unsupported
 from talweg.torch import _cuda, _sparse
 from talweg.torch._backward import current_node, when_it_ends
 from talweg.torch._compressed import note_of, start_compressed, takes
@@ -70,14 +71,20 @@ _TEXTS = {
 }
 
 
-@contextlib.contextmanager
-def _names_may_be_shared() -> Iterator[None]:
+def _started(client: Client, name: str, start: Callable[[], Handle]) -> Handle:
+    """Returns the handle of the round that `start` begins.
+
+    A Mismatch is raised when the handle is taken: this rank still starts the step's other rounds,
+    because the ranks that have pushed this one wait for those.
+    """
     try:
-        yield
+        return start()
     except Busy as error:
         raise Busy(
             f"{error}. If this process has several DistributedOptimizers, give each a `name`"
         ) from None
+    except Mismatch as mismatch:
+        return failed(client, name, mismatch)
 
 
 def _await_left(client: Client, name: str) -> None:
@@ -96,11 +103,18 @@ def _name_for(client: Client, group: Group, name: str, count: int) -> str:
     return f"{name}.{count}"
 
 
+def _plainly(call: Callable[[], Any]) -> Any:
+    return call()
+
+
 class GradientAverager(ClientAdapter):
     """Tells a GradientExchange of autograd's events, and puts the averages into `.grad`.
 
     A parameter that no rank used keeps the gradient (or the None) it had, as with
     DistributedDataParallel.
+
+    `guard` makes the exchange's calls that may fail, so it may raise other errors in place of
+    Talweg's.
 
     With `waits` False the end of backward does not wait for the averages. Code that needs some of
     them calls the exchange's take(); code that needs all calls synchronize().
@@ -115,13 +129,17 @@ class GradientAverager(ClientAdapter):
         process_set: ProcessSet | None = None,
         patience_ms: int = 0,
         compressing: Compressing | None = None,
+        note: str = "",
     ) -> None:
+        """`note`: what ranks compare of each parameter beside its name, shape and compression."""
         super().__init__(_client.current(), process_set)
         self.exchange = GradientExchange(self, name, passes, leaves_out=patience_ms > 0)
         self._patience_ms = patience_ms
         self._compressing = compressing
+        self._note = note
         self.parameters: list[torch.nn.Parameter] = []
         self._waits = waits
+        self.guard: Callable[[Callable[[], Any]], Any] = _plainly
         self._having: set[int] = set()  # What had a gradient when they were noted last.
         self._index: dict[torch.nn.Parameter, int] = {}
         # The hooks of active parameters. They do not keep the averager alive: torch holds them where
@@ -152,7 +170,7 @@ class GradientAverager(ClientAdapter):
                 parameter.numel() * parameter.element_size(),
                 parameter.dtype,
                 tuple(parameter.shape),
-                note_of(self._compressing, parameter),
+                note_of(self._compressing, parameter) + self._note,
             )
             for parameter, name in new.items()
         )
@@ -215,10 +233,10 @@ class GradientAverager(ClientAdapter):
                 for behind, _ in node.next_functions
                 if behind is not None
             ]
-        elif self.exchange.on_pass_end() and self._waits:
+        elif self.guard(self.exchange.on_pass_end) and self._waits:
             # All other averagers of this pass begin() first, because another rank may wait for
             # their rounds.
-            when_it_ends(self.exchange.synchronize)
+            when_it_ends(partial(self.guard, self.exchange.synchronize))
 
     def _on_outer_node(self, _: Any) -> None:
         if self._outer:
@@ -228,24 +246,25 @@ class GradientAverager(ClientAdapter):
     # ----- Rounds -----
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        together: dict[tuple[torch.device, bool], list[Tensor]] = {}
-        for tensor in tensors:
-            parameter = self.parameters[tensor.index]
-            self.client.tensors.require_patience(tensor.name, self._patience_ms)
-            if self._patience_ms or takes(self._compressing, parameter):
-                self.client.tensors.declare(
-                    tensor.name, self._declaration(tensor.index), tensor.priority
-                )
-                continue
-            kind = (parameter.device, is_worth_it(parameter))
-            together.setdefault(kind, []).append(tensor)
-        for (_, in_place), alike in together.items():
-            parameters = [self.parameters[tensor.index] for tensor in alike]
-            declarations = [
-                (tensor.name, declaration_of(parameter, Op.AVERAGE), tensor.priority)
-                for tensor, parameter in zip(alike, parameters)
-            ]
-            _cuda.declare_all(self.client, parameters, declarations, in_place)
+        # Where ranks disagree, each tensor's push says so.
+        with contextlib.suppress(Mismatch):
+            together: dict[tuple[torch.device, bool], list[Tensor]] = {}
+            for tensor in tensors:
+                parameter = self.parameters[tensor.index]
+                self.client.tensors.require_patience(tensor.name, self._patience_ms)
+                if self._patience_ms or takes(self._compressing, parameter):
+                    declaration = self._declaration(tensor.index)
+                    self.client.tensors.settle([(tensor.name, declaration, tensor.priority)])
+                    continue
+                kind = (parameter.device, is_worth_it(parameter))
+                together.setdefault(kind, []).append(tensor)
+            for (_, in_place), alike in together.items():
+                parameters = [self.parameters[tensor.index] for tensor in alike]
+                declarations = [
+                    (tensor.name, declaration_of(parameter, Op.AVERAGE), tensor.priority)
+                    for tensor, parameter in zip(alike, parameters)
+                ]
+                _cuda.declare_all(self.client, parameters, declarations, in_place)
 
     def _declaration(self, index: int) -> Declaration:
         """Returns what ranks must agree on for a gradient with patience, or one that is compressed."""
@@ -296,14 +315,15 @@ class GradientAverager(ClientAdapter):
         return Pushed(self._start_dense(tensor, pushed, gradient is not None), gradient, version)
 
     def _start_dense(self, tensor: Tensor, pushed: torch.Tensor, has_gradient: bool) -> Handle:
-        compressing = self._compressing
-        with _names_may_be_shared():
-            if compressing is not None and takes(compressing, self.parameters[tensor.index]):
-                _await_left(self.client, tensor.name)
-                declaration = self._declaration(tensor.index)
-                of = (tensor, pushed, declaration, has_gradient)
-                return start_compressed(self.client, compressing, *of)
-            return self.start_round(tensor, pushed)
+        def start() -> Handle:
+            compressing = self._compressing
+            if compressing is None or not takes(compressing, self.parameters[tensor.index]):
+                return self.start_round(tensor, pushed)
+            _await_left(self.client, tensor.name)
+            of = (tensor, pushed, self._declaration(tensor.index), has_gradient)
+            return start_compressed(self.client, compressing, *of)
+
+        return _started(self.client, tensor.name, start)
 
     def start_kept(self, tensor: Tensor, form: int) -> Pushed:
         parameter = self.parameters[tensor.index]
@@ -326,20 +346,26 @@ class GradientAverager(ClientAdapter):
         return Pushed(self._start_dense(tensor, pushed, True), undo=undo)
 
     def start_marks(self, name: str, marks: bytearray, priority: int) -> Pushed:
-        name = _name_for(self.client, self.group, name, len(marks))
-        with _names_may_be_shared():
-            _await_left(self.client, name + self.group.suffix)
-            return super().start_marks(name, marks, priority)
+        own = _name_for(self.client, self.group, name, len(marks))
+        plain = super().start_marks
+
+        def start() -> Handle:
+            _await_left(self.client, own + self.group.suffix)
+            return plain(own, marks, priority).handle
+
+        return Pushed(_started(self.client, own + self.group.suffix, start))
 
     def start_sum(self, name: str, values: np.ndarray, priority: int) -> Pushed:
         group = self.group
         name = _name_for(self.client, group, name, values.size)
-        with _names_may_be_shared():
-            _await_left(self.client, name + group.suffix)
-            handle = start_patient_sum(
-                self.client, values, name + group.suffix, group.listed, priority, self._patience_ms
-            )
-        return Pushed(handle)
+        name += group.suffix
+
+        def start() -> Handle:
+            _await_left(self.client, name)
+            of = (values, name, group.listed, priority, self._patience_ms)
+            return start_patient_sum(self.client, *of)
+
+        return Pushed(_started(self.client, name, start))
 
     def dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the gradient to push in place of a sparse gradient."""
@@ -366,8 +392,7 @@ class GradientAverager(ClientAdapter):
             pushed = _sparse.without_rows(parameter, dimensions)
         else:
             pushed = _sparse.as_sparse(gradient.detach(), dimensions)
-        with _names_may_be_shared():
-            handle = self.start_rows(tensor, pushed)
+        handle = _started(self.client, tensor.name, lambda: self.start_rows(tensor, pushed))
         return Pushed(handle, gradient, None if gradient is None else gradient._version)
 
     def start_rows(self, tensor: Tensor, gradient: torch.Tensor) -> Handle:
@@ -451,7 +476,8 @@ def _comes_last(hook: RemovableHandle) -> bool:
 def _on_gradient(averager: weakref.ref[GradientAverager], index: int, _: torch.Tensor) -> None:
     found = averager()
     if found is not None:
-        found.exchange.on_gradient(index, _comes_last(found._hooks[index]))
+        is_last = _comes_last(found._hooks[index])
+        found.guard(partial(found.exchange.on_gradient, index, is_last))
 
 
 # Where torch compiles the backward pass (compiled autograd), it traces hooks of gradients, too.

@@ -43,13 +43,14 @@ def declare_all(
 ) -> None:
     """Declares the parameters' gradients, which are all on one device.
 
-    `in_place` lets ranks sum gradients in host memory in place.
+    `in_place` lets ranks sum gradients in host memory in place. Where ranks disagree on a gradient
+    in host memory, its next push says so.
     """
     gpus = gpus_of(client, parameters[0])
     gradients = [each.grad for each in parameters if each.grad is not None]
     there = [each for each in gradients if each.layout == torch.strided and each.numel() > 0]
     if gpus is None:
-        client.tensors.declare_all(declarations, in_place)
+        client.tensors.settle(declarations, in_place)
     # Without a gradient nothing tells whether the agent takes them, so each push declares its own.
     elif there:
         gpus.declare_all(declarations, place_of(there[0]))

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from talweg._declaration import milliseconds_of
 from talweg._exchange.states import PARTLY_LEFT
 from talweg.compression import Compression
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 from talweg.torch._averager import GradientAverager
 from talweg.torch._compressed import compressing_of
 from talweg.torch._forward_overlap import ForwardOverlap, require_alone
@@ -49,7 +49,7 @@ class _DistributedMethods:
         backward() has already done this when it returns, so a call is rarely needed. The method
         serves programs that were written for BytePS or Horovod.
         """
-        self._talweg.exchange.synchronize()
+        self._talweg.guard(self._talweg.exchange.synchronize)
 
     def synchronize_parameters(self) -> None:
         """Returns when every parameter has had its last update; see `overlap_forward`."""
@@ -156,10 +156,10 @@ def _before_step(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if optimizer._talweg_skip or is_inner_step(optimizer):
         return None
-    exchange = optimizer._talweg.exchange
+    exchange, guard = optimizer._talweg.exchange, optimizer._talweg.guard
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):
-        exchange.synchronize()
+        guard(exchange.synchronize)
         return None
 
     calls = 0
@@ -173,10 +173,10 @@ def _before_step(
         exchange.evaluates = averages
         try:
             loss = closure()
-            exchange.synchronize()
+            guard(exchange.synchronize)
         finally:
             exchange.evaluates = False
-        return _average_loss(optimizer, loss) if averages else loss
+        return guard(lambda: _average_loss(optimizer, loss)) if averages else loss
 
     if len(args) > 1:
         return (args[0], averaged, *args[2:]), kwargs
@@ -235,6 +235,11 @@ def name_parameters(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
 ) -> list[tuple[str, torch.nn.Parameter]]:
+    if not hasattr(optimizer, "param_groups"):
+        raise WrongType(
+            f"DistributedOptimizer: optimizer is a {type(optimizer).__name__}; it must be an optimizer "
+            "of torch.optim: make one of the model's parameters"
+        )
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
         return [(f"parameter.{place}", parameter) for place, parameter in enumerate(owned)]
@@ -246,9 +251,16 @@ def name_parameters(
         raise InvalidArgument(f"two parameters are named '{twice}': give each a name of its own")
     missing = wanted - {id(parameter) for _, parameter in named}
     if missing:
+        number, index, first = next(
+            (number, index, p)
+            for number, group in enumerate(optimizer.param_groups)
+            for index, p in enumerate(group["params"])
+            if id(p) in missing
+        )
         raise InvalidArgument(
-            f"{len(missing)} of the optimizer's {len(owned)} parameters are not in "
-            "named_parameters: pass model.named_parameters() of all its models"
+            f"{len(missing)} of the optimizer's {len(owned)} parameters are not in named_parameters; "
+            f"the first is parameter {index} of group {number}, of shape {list(first.shape)}: pass "
+            "model.named_parameters() of all its models"
         )
     return named
 

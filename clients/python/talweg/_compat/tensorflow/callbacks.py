@@ -6,7 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from talweg._compat.tensorflow.failures import operation
 from talweg.tensorflow import _keras
+
+
+class BroadcastVariables(_keras.BroadcastVariables):
+    """A BroadcastVariables that raises errors of tf.errors."""
+
+    _broadcast = operation(_keras.BroadcastVariables._broadcast)
+
+
+class MetricAverage(_keras.MetricAverage):
+    """A MetricAverage that raises errors of tf.errors."""
+
+    on_epoch_end = operation(_keras.MetricAverage.on_epoch_end)
 
 
 def best_model_checkpoint(keras: Any) -> type:

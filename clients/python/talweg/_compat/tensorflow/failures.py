@@ -49,3 +49,9 @@ def operation(function: Function) -> Function:
             raise translate(failure) from failure
 
     return cast(Function, plain(translating))
+
+
+@operation
+def guard(call: Callable[[], Any]) -> Any:
+    """Returns the result of `call`; raises errors of tf.errors."""
+    return call()

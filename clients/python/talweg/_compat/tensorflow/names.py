@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the names of gradients begin with, for each optimizer and tape of a process."""
+"""What the names of gradients begin with, for each optimizer of a process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from talweg.tensorflow import _optimizer
 from talweg.tensorflow._gradients import Choices
 
 
-def _kind(kind: str, choices: Choices) -> str:
-    """Each process set counts apart, because ranks outside it may not make its optimizers."""
-    return kind if choices.process_set is None else f"{kind}{choices.process_set.suffix}"
-
-
 def of_optimizer(optimizer: Any, choices: Choices) -> str:
     """Returns the name of an optimizer: that which it has, or else the next one.
 
@@ -23,9 +18,6 @@ def of_optimizer(optimizer: Any, choices: Choices) -> str:
     own = _optimizer.name_of(optimizer)
     if own is not None or not choices.takes_part():
         return own or "gradient"
-    return names.next(_kind("gradient", choices))
-
-
-def of_tape(texts: list[str], choices: Choices) -> str:
-    """Returns the name of all tapes whose sources have these texts."""
-    return names.of(_kind("tape.gradient", choices), texts)
+    # Each process set counts apart, because ranks outside it may not make its optimizers.
+    suffix = "" if choices.process_set is None else choices.process_set.suffix
+    return names.next(f"gradient{suffix}")

@@ -18,6 +18,7 @@ from talweg._compat.torch.compression import NoneCompressor
 from talweg._declaration import Op
 from talweg._exchange.adapter import Tensor
 from talweg._exchange.compressing import Compressing
+from talweg._exchange.names import COMBINED
 from talweg.compression import Compression
 from talweg.errors import InvalidArgument
 from talweg.torch import _sparse, _tensors
@@ -44,6 +45,21 @@ class Choices:
             and self.members is None
         )
 
+    @property
+    def note(self) -> str:
+        """What ranks compare of these choices, in words that follow a parameter's name and shape."""
+        words = []
+        if self.op is not Op.AVERAGE:
+            words.append(f"op={self.op.name.lower()}")
+        if self.compression is not NoneCompressor:
+            kind = (
+                self.compression if isinstance(self.compression, type) else type(self.compression)
+            )
+            words.append(f"compression={kind.__name__}")
+        if self.prescale != 1.0 or self.postscale != 1.0:
+            words.append(f"factors {self.prescale:g} before and {self.postscale:g} after the sum")
+        return f"{COMBINED}{', '.join(words)}" if words else ""
+
 
 def require_cast(compression: Any, call: str) -> None:
     """Raises InvalidArgument for a value of talweg.compression, which is for averages of gradients."""
@@ -65,9 +81,11 @@ class ChosenAverager(GradientAverager):
         choices: Choices,
         waits: bool = True,
         before_backward: Callable[[bool], None] | None = None,
+        guard: Callable[[Callable[[], Any]], Any] | None = None,
     ) -> None:
         """`before_backward` is called at a pass's first gradient: True if `.grad` is averaged. A
-        method is called as long as its object lives, which may hold the optimizer.
+        method is called as long as its object lives, which may hold the optimizer. `guard`: see
+        GradientAverager.
         """
         compressing = None
         if isinstance(choices.compression, Compression):
@@ -85,8 +103,16 @@ class ChosenAverager(GradientAverager):
         # The sparse dimensions of each gradient that was pushed as a dense one, by its index.
         self._sparse: dict[int, int] = {}
         super().__init__(
-            named_parameters, passes, name, waits, choices.members, compressing=compressing
+            named_parameters,
+            passes,
+            name,
+            waits,
+            choices.members,
+            compressing=compressing,
+            note=choices.note,
         )
+        if guard is not None:
+            self.guard = guard
         averagers.add(self)
 
     def watch_pass(self) -> None:

@@ -64,4 +64,4 @@ def DistributedGradientTape(
     """Makes `gradtape` average what gradient() returns over the ranks; returns the same object."""
     _asynchrony.refuse("DistributedGradientTape")
     choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense)
-    return _tape.distribute_tape(gradtape, choices, lambda texts: names.of_tape(texts, choices))
+    return _tape.distribute_tape(gradtape, choices)

@@ -10,6 +10,7 @@ from typing import Any
 from talweg._compat.names import names
 from talweg._elastic import outlive
 from talweg._elastic.state import State as TalwegState
+from talweg._exchange.names import ModelMismatch
 from talweg.errors import Aborted, InvalidArgument
 from talweg.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from talweg.horovod.common.host_messages import HostMessages
@@ -205,5 +206,7 @@ def _is_one_of(error: Exception, aborted: tuple[type[Exception], ...]) -> bool:
 
 
 def _is_internal(error: Exception) -> bool:
-    """Whether an operation failed at all its ranks, in a job that goes on."""
-    return isinstance(error, HorovodInternalError) and not outlive.job_is_over()
+    """Whether an operation failed at all its ranks, in a job that goes on, and may succeed now."""
+    if not isinstance(error, HorovodInternalError) or outlive.job_is_over():
+        return False
+    return not isinstance(error.__cause__, ModelMismatch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import talweg
 from talweg import _client, _joining
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 from talweg.horovod._environment import TABLE
 
 
@@ -90,10 +90,11 @@ def reset(process_sets: Any) -> None:
         known.process_set_id = None
         known._members = None
     _registered.clear()
-    _dynamic = process_sets == "dynamic" or TABLE.switch(os.environ, "HOROVOD_DYNAMIC_PROCESS_SETS")
+    _dynamic = _is_dynamic(process_sets) or TABLE.switch(os.environ, "HOROVOD_DYNAMIC_PROCESS_SETS")
     global_process_set.ranks = list(range(talweg.size()))
-    if process_sets is None or process_sets == "dynamic":
+    if process_sets is None or _is_dynamic(process_sets):
         return
+    _require_sets(process_sets)
     for process_set in process_sets:
         _register(process_set)
 
@@ -103,8 +104,9 @@ def recognize(process_sets: Any) -> None:
 
     Raises InvalidArgument if no set has these ranks.
     """
-    if process_sets is None or process_sets == "dynamic":
+    if process_sets is None or _is_dynamic(process_sets):
         return
+    _require_sets(process_sets)
     for process_set in process_sets:
         alike = [each for each in _registered.values() if each.ranks == process_set.ranks]
         if not alike:
@@ -185,12 +187,35 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def require_set(process_set: Any, operation: str) -> None:
+    """Raises WrongType if this is no ProcessSet."""
+    if not isinstance(process_set, ProcessSet):
+        raise WrongType(
+            f"{operation}: process_set is {process_set!r}; it must be a hvd.ProcessSet that is "
+            "registered by hvd.init() or hvd.add_process_set()"
+        )
+
+
+def _is_dynamic(process_sets: Any) -> bool:
+    return isinstance(process_sets, str) and process_sets.lower() == "dynamic"
+
+
+def _require_sets(process_sets: Any) -> None:
+    is_list = isinstance(process_sets, (list, tuple))
+    if not is_list or not all(isinstance(each, ProcessSet) for each in process_sets):
+        raise WrongType(
+            f"hvd.init(): process_sets is {process_sets!r}; it must be a list of hvd.ProcessSet, or "
+            "'dynamic'"
+        )
+
+
 def members_of(process_set: ProcessSet, operation: str) -> talweg.ProcessSet | None:
     """Returns Talweg's set for an operation; None for all ranks.
 
     Raises InvalidArgument for a set that is not registered, at a rank outside it, and while another
     thread is in join().
     """
+    require_set(process_set, operation)
     if _joining.is_serving():
         raise InvalidArgument(
             f"{operation}: another thread of this process is in hvd.join(): call it when join() has "

@@ -7,8 +7,12 @@ from typing import Any
 
 import keras
 
-from talweg._compat.tensorflow.callbacks import best_model_checkpoint, schedules
-from talweg.tensorflow import _keras
+from talweg._compat.tensorflow.callbacks import (
+    BroadcastVariables,
+    MetricAverage,
+    best_model_checkpoint,
+    schedules,
+)
 
 __all__ = [
     "BestModelCheckpoint",
@@ -19,14 +23,14 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(_keras.BroadcastVariables, keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(BroadcastVariables, keras.callbacks.Callback):
     """Makes all variables but `local_variables` equal to the root's, after the first batch."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__(root_rank, device, local_variables)
 
 
-class MetricAverageCallback(_keras.MetricAverage, keras.callbacks.Callback):
+class MetricAverageCallback(MetricAverage, keras.callbacks.Callback):
     """Averages an epoch's metrics over the ranks. Put it before callbacks that use them."""
 
     def __init__(self, device: str = "") -> None:

@@ -10,10 +10,16 @@ import tensorflow as tf
 
 from talweg._call_site import warn
 from talweg._compat.tensorflow import names
+from talweg._compat.tensorflow.failures import guard
 from talweg._declaration import Op
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Adasum, Average
-from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.horovod.common.process_sets import (
+    ProcessSet,
+    global_process_set,
+    members_of,
+    require_set,
+)
 from talweg.tensorflow import _gradients, _optimizer, _tape
 from talweg.tensorflow._compression import Compression
 from talweg.tensorflow._gradients import Choices
@@ -45,6 +51,7 @@ def choices_of(
     is_adasum = basics.is_adasum(op)
     rule = Op.SUM if is_adasum else basics.op_of(op, None, operation)
     wanted, before, after = _gradients.predivided(rule, gradient_predivide_factor)
+    require_set(process_set, operation)
     included = process_set.included() is not False
     members = members_of(process_set, operation) if included else None
     return Choices(
@@ -58,6 +65,7 @@ def choices_of(
         takes_part=lambda: process_set.included() is not False,
         own_at_entry=True,
         is_adasum=is_adasum,
+        guard=guard,
     )
 
 
@@ -146,7 +154,7 @@ def DistributedGradientTape(
         scale_local_gradients,
         "DistributedGradientTape",
     )
-    return _tape.distribute_tape(gradtape, choices, lambda texts: names.of_tape(texts, choices))
+    return _tape.distribute_tape(gradtape, choices)
 
 
 def local_variables(local_layers: Any) -> list[Any]:

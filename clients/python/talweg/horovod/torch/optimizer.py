@@ -16,7 +16,12 @@ from talweg._declaration import Op
 from talweg.errors import InvalidArgument
 from talweg.horovod.common import basics
 from talweg.horovod.common.basics import Average
-from talweg.horovod.common.process_sets import ProcessSet, global_process_set, members_of
+from talweg.horovod.common.process_sets import (
+    ProcessSet,
+    global_process_set,
+    members_of,
+    require_set,
+)
 from talweg.horovod.torch._own_gradients import (
     combine_steps,
     leave_outside,
@@ -146,6 +151,7 @@ def _choices(
             raise InvalidArgument(
                 f"gradient_predivide_factor is {factor}; it must be larger than 0"
             )
+    require_set(process_set, "DistributedOptimizer")
     included = process_set.included() is not False
     members = members_of(process_set, "DistributedOptimizer") if included else None
     # The average divides by the number of ranks in each step, because more ranks may come.
@@ -205,7 +211,13 @@ def DistributedOptimizer(
     distributed: Any = distribute(
         optimizer,
         lambda waits: gradients.ChosenAverager(
-            named, backward_passes_per_step, name, choices, waits, rules.before_backward
+            named,
+            backward_passes_per_step,
+            name,
+            choices,
+            waits,
+            rules.before_backward,
+            basics.internal,
         ),
     )
     rules.optimizer = distributed

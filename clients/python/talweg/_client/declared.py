@@ -226,10 +226,13 @@ class Tensors:
             raise
 
     def settle(
-        self, declarations: Iterable[tuple[str, Declaration, int]], in_place: bool = False
+        self,
+        declarations: Iterable[tuple[str, Declaration, int]],
+        in_place: bool = False,
+        for_good: bool = False,
     ) -> None:
         """Declares the names that this rank has not used yet. Keeps a Mismatch for disagreed().
-        `in_place`: as in declare_all(). The names are then settled for good.
+        `in_place`: as in declare_all(). `for_good`: another use of the names is refused.
         """
         new = [each for each in declarations if self.is_new(each[0])]
         declared: list[Declared] = []
@@ -243,7 +246,7 @@ class Tensors:
                     self.free(each[0])
                     self._disagreed[each[0]] = mismatch
         for one in declared:
-            one.is_for_good |= in_place
+            one.is_for_good |= for_good
 
     def disagreed(self, name: str) -> Mismatch | None:
         """Returns the Mismatch that settle() or declare_early() got for the name, or None.

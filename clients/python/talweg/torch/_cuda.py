@@ -50,7 +50,7 @@ def declare_all(
     gradients = [each.grad for each in parameters if each.grad is not None]
     there = [each for each in gradients if each.layout == torch.strided and each.numel() > 0]
     if gpus is None:
-        client.tensors.settle(declarations, in_place)
+        client.tensors.settle(declarations, in_place, for_good=True)
     # Without a gradient nothing tells whether the agent takes them, so each push declares its own.
     elif there:
         gpus.declare_all(declarations, place_of(there[0]))

@@ -10,6 +10,8 @@ TEST_COPTS = ["-O1"]
 PRECOMPILED_COPTS = [
     "-Wno-array-bounds",
     "-Wno-restrict",
+    "-Wno-stringop-overflow",
+    "-Wno-stringop-overread",
 ]
 
 # What a file that uses Catch2 begins with.

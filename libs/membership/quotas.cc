@@ -12,7 +12,7 @@ namespace talweg::membership {
 namespace {
 
 constexpr size_t kQuotaNameBytesMax = 1024;
-constexpr uint64_t kWeightMax = 1000;
+constexpr uint64_t kQuotaWeightMax = 1000;
 constexpr char kBlanks[] = " \t\r";
 constexpr char kLineForm[] = "a rule is 'job NAME SETTING=VALUE ...' or 'tenant NAME ...'";
 constexpr char kJobSettings[] =
@@ -125,7 +125,7 @@ std::string Quotas::Set(Rule& rule, std::string_view key, std::string_view value
   const bool of_job = rule.kind == Kind::kJob;
   if (key == "weight") {
     std::optional<uint64_t> weight;
-    const std::string problem = SetNumber(weight, key, value, kWeightMax);
+    const std::string problem = SetNumber(weight, key, value, kQuotaWeightMax);
     if (problem.empty()) rule.weight = static_cast<uint32_t>(*weight);
     return problem;
   }

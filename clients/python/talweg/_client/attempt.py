@@ -41,7 +41,10 @@ class Attempt:
         self.is_given_up = False
         # A signal handler may call put() on the thread that it has interrupted in get().
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, args=(make,), name="talweg-connect", daemon=True).start()
+        # wait() starts it. Who gives the attempt up has to know of it before make() is called.
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, args=(make,), name="talweg-connect", daemon=True
+        )
 
     def _run(self, make: Callable[[], Client]) -> None:
         client, failure = None, None
@@ -76,6 +79,9 @@ class Attempt:
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         try:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                thread.start()
             while not self._is_over and not self.is_given_up:
                 left_s = _SLICE_S if end is None else end - time.monotonic()
                 if left_s <= 0:

@@ -8,8 +8,9 @@ Each checks the target's edges against //bazel:layers.bzl. Targets are private u
 load("//bazel:archive.bzl", "runfiles_archive")
 load("//bazel:layers.bzl", "check_edges")
 load("//bazel:proto.bzl", "cc_proto_codegen")
-load("//bazel:test_copts.bzl", "CATCH2_COPTS", "PRECOMPILED_COPTS")
+load("//bazel:test_copts.bzl", "CATCH2_COPTS")
 load("//bazel/fuzz:fuzz.bzl", "cc_fuzz_test")
+load("//bazel/precompiled:precompiled.bzl", "PRECOMPILED_COPTS")
 load("//bazel/python:venv.bzl", "venv_py_binary", "venv_py_test")
 
 _WARNINGS = [

@@ -5,6 +5,15 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
 _COMPILE = "c++-compile"
 
+# g++ 12 does not know a precompiled header's system headers as such. So it warns of what it wrongly
+# suspects in the code of std::string.
+PRECOMPILED_COPTS = [
+    "-Wno-array-bounds",
+    "-Wno-restrict",
+    "-Wno-stringop-overflow",
+    "-Wno-stringop-overread",
+]
+
 # The standard library's headers that many files include.
 STANDARD_HEADERS = [
     "algorithm",

@@ -70,10 +70,11 @@ xla::Error* Collect(xla::CallFrame& frame) {
     uint64_t number = 0;
     std::memcpy(&number, ticket->data, sizeof(number));
     std::optional<OpenRound> round = ProcessRounds().Take(number);
-    if (!round) {
-      return MakeError(*frame.api, xla::ErrorCode::kInvalidArgument,
-                       "Talweg (status 2, invalid argument): a handle of push_pull_async() was "
-                       "collected already: keep the results of synchronize()");
+    if (!round) {  // The other rounds are collected all the same.
+      round.emplace().start = {.status = TALWEG_INVALID_ARGUMENT,
+                               .text =
+                                   "a handle of push_pull_async() was collected already: keep "
+                                   "the results of synchronize()"};
     }
     if (result == nullptr) {
       return NoCall(frame, "a ticket without a result");

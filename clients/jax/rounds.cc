@@ -158,15 +158,10 @@ std::optional<OpenRound> Rounds::Take(uint64_t ticket) {
 
 Outcome Rounds::Declare(OpenRound& round) {
   const Call& call = round.call;
-  std::string name = call.name;
   uint64_t left_open = 0;
   bool is_new = true;
   {
     const std::scoped_lock lock(mutex_);
-    const auto disagreed = disagreements_.find(call.name);
-    if (disagreed != disagreements_.end()) {
-      name += " (again " + std::to_string(disagreed->second) + ")";
-    }
     const auto found = declared_.find(call.name);
     if (found != declared_.end()) {
       if (!IsSameDeclaration(found->second.call, call)) {
@@ -193,8 +188,9 @@ Outcome Rounds::Declare(OpenRound& round) {
                                      .rank_count = static_cast<uint32_t>(call.ranks.size()),
                                      .ranks = call.ranks.empty() ? nullptr : call.ranks.data(),
                                      .element_count = call.element_count};
-  const Outcome outcome = Outcome::Of(talweg_declare_collective(
-      round.client, name.c_str(), &collective, call.priority, kNoLimit, &round.tensor));
+  const Outcome outcome =
+      Outcome::Of(talweg_declare_collective(round.client, NameNow(call.name).c_str(), &collective,
+                                            call.priority, kNoLimit, &round.tensor));
   const std::scoped_lock lock(mutex_);
   if (outcome.ok()) {
     declared_[call.name] = {.call = call, .tensor = round.tensor};
@@ -202,6 +198,15 @@ Outcome Rounds::Declare(OpenRound& round) {
     ++disagreements_[call.name];
   }
   return outcome;
+}
+
+std::string Rounds::NameNow(const std::string& name) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = disagreements_.find(name);
+  if (found == disagreements_.end()) {
+    return name;
+  }
+  return name + " (again " + std::to_string(found->second) + ")";
 }
 
 void Rounds::Free(const std::string& name, talweg_tensor tensor) {

@@ -113,6 +113,8 @@ class Rounds {
 
   Outcome Push(OpenRound& round, const void* data);
   Outcome Declare(OpenRound& round);
+  // Returns the name of the tensor that the name's next declaration makes.
+  std::string NameNow(const std::string& name);
   // Ends the round of a ticket that nobody will take.
   void Forsake(uint64_t ticket);
 

@@ -19,6 +19,8 @@ TALWEG, GLOO, OPENMPI, LIMIT = "Talweg", "Gloo", "OpenMPI", "memory limit"
 TALWEG_IN_PLACE = "Talweg, own buffers"
 # The same with NumPy arrays (talweg.declare_in_place).
 TALWEG_NUMPY = "Talweg, NumPy in place"
+# The same with gradients of torch that a DistributedOptimizer averages.
+TALWEG_TORCH = "Talweg, torch's gradients"
 # Processes that only make the copies and sums of TALWEG, and wait for each other.
 COPIES = "the same copies"
 # The same as TALWEG_IN_PLACE, over Talweg's own TCP (--data_transport=tcp) instead of libfabric.
@@ -118,11 +120,25 @@ def talweg_on_one_node(
     return Contender(name, ranks, [Command((*network, *run))], counts_loopback=bool(network))
 
 
+def torch_gradients(programs: Programs) -> Command:
+    return talweg_python(programs, str(programs.peers / "torch_gradients.py"))
+
+
+def talweg_with_torch(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+    return _ranks_of_python(TALWEG_TORCH, torch_gradients(programs), programs, ranks, network)
+
+
 def talweg_with_numpy(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
     rank = talweg_python(programs, str(programs.peers / "numpy_allreduce.py"))
+    return _ranks_of_python(TALWEG_NUMPY, rank, programs, ranks, network)
+
+
+def _ranks_of_python(
+    name: str, rank: Command, programs: Programs, ranks: int, network: Sequence[str]
+) -> Contender:
     run = [str(programs.tool), "run", "--nodes=1", f"--ranks-per-node={ranks}", "--", *rank.line]
     command = Command((*network, *run), rank.environment)
-    return Contender(TALWEG_NUMPY, ranks, [command], counts_loopback=bool(network))
+    return Contender(name, ranks, [command], counts_loopback=bool(network))
 
 
 def openmpi(

@@ -69,7 +69,12 @@ absl::Status Agent::Open() {
   mailbox_ = std::make_unique<runtime::Mailbox<Mail>>(loop_.get());
   TALWEG_RETURN_IF_ERROR(OpenGpuFront());
   TALWEG_RETURN_IF_ERROR(OpenRankServer());
-  if (!standalone()) TALWEG_RETURN_IF_ERROR(OpenTransport());
+  if (standalone()) {
+    registrar_ = std::make_unique<AloneRegistrar>();
+  } else {
+    TALWEG_RETURN_IF_ERROR(OpenTransport());
+    registrar_ = std::make_unique<MemberRegistrar>(transport_.get());
+  }
   const bool has_gpus = gpu_platform_ != nullptr;
   memory_thread_ = std::make_unique<MemoryThread>([this](OrderNumber number, absl::Status status) {
     mailbox_->Post(OrderFilled{number, std::move(status)});
@@ -77,7 +82,7 @@ absl::Status Agent::Open() {
   driver_ = std::make_unique<AgentDriver>(
       DriverOptions(), AgentDriver::Parts{.clock = &clock_,
                                           .ranks = rank_server_.get(),
-                                          .transport = transport_.get(),
+                                          .registrar = registrar_.get(),
                                           .combiner = &combiner_,
                                           .memory_source = memory_thread_.get()});
   if (has_gpus) {
@@ -87,7 +92,7 @@ absl::Status Agent::Open() {
     gpu_rounds_ = std::make_unique<GpuRounds>(
         GpuRounds::Options{.rank_count = config_.rank_count,
                            .direct_wanted = config_.gpu_direct == "auto"},
-        gpus_.get(), transport_.get());
+        gpus_.get(), registrar_.get());
     driver_->SetDevices(gpu_rounds_.get(), gpus_.get());
     TALWEG_RETURN_IF_ERROR(
         loop_->AddDescriptor(gpus_->stage().WaitDescriptor(), EPOLLIN,

@@ -28,6 +28,7 @@
 #include "services/agent/job_link.h"
 #include "services/agent/kernel_combiner.h"
 #include "services/agent/memory_thread.h"
+#include "services/agent/registrar.h"
 
 namespace talweg::agent {
 
@@ -145,9 +146,10 @@ class Agent final : private runtime::Poller, private GpuEvents {
   std::unique_ptr<shm::RankServer> rank_server_;
   telemetry::CounterSet counters_;                   // The transport's.
   std::unique_ptr<transport::Transport> transport_;  // Null when standalone.
-  std::unique_ptr<gpu::Platform> gpu_platform_;      // Null once gpus_ owns it.
-  std::unique_ptr<GpuFront> gpus_;                   // Null without GPUs.
-  std::unique_ptr<GpuRounds> gpu_rounds_;            // Likewise.
+  std::unique_ptr<Registrar> registrar_;
+  std::unique_ptr<gpu::Platform> gpu_platform_;  // Null once gpus_ owns it.
+  std::unique_ptr<GpuFront> gpus_;               // Null without GPUs.
+  std::unique_ptr<GpuRounds> gpu_rounds_;        // Likewise.
   const KernelCombiner combiner_;
   std::unique_ptr<MemoryThread> memory_thread_;
   std::unique_ptr<AgentDriver> driver_;

@@ -24,7 +24,7 @@ AgentDriver::AgentDriver(AgentDriverOptions options, const Parts& parts)
           TensorMemory::Options{.rank_count = options_.rank_count,
                                 .one_view = options_.one_view,
                                 .tells_arrivals = options_.tells_arrivals},
-          parts.ranks, parts.transport)),
+          parts.ranks, parts.registrar)),
       orders_(parts.memory_source),
       bytes_({.clock = clock_,
               .combiner = parts.combiner,

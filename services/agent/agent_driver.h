@@ -15,7 +15,6 @@
 #include "libs/rpc/scheduler_events.h"
 #include "libs/runtime/clock.h"
 #include "libs/shm/daemon/rank_server.h"
-#include "libs/transport/transport.h"
 #include "services/agent/agent_data_plane.h"
 #include "services/agent/agent_life.h"
 #include "services/agent/byte_work.h"
@@ -27,6 +26,7 @@
 #include "services/agent/memory_order.h"
 #include "services/agent/rank_desk.h"
 #include "services/agent/rank_words.h"
+#include "services/agent/registrar.h"
 #include "services/agent/round_waits.h"
 #include "services/agent/scheduler_contact.h"
 #include "services/agent/tensor_memory.h"
@@ -73,11 +73,11 @@ struct AgentDriverOptions {
 // arrived. Nothing blocks.
 class AgentDriver final : public PeerEvents {
  public:
-  // All outlive the driver. `transport` is null if the agent is alone.
+  // All outlive the driver.
   struct Parts {
     const runtime::Clock* clock = nullptr;
     shm::RankServer* ranks = nullptr;
-    transport::Transport* transport = nullptr;
+    Registrar* registrar = nullptr;
     const RankCombiner* combiner = nullptr;
     const encoding::Codec* codec = &encoding::Codecs();
     // Null: the thread that calls Poll waits for the kernel's memory itself.

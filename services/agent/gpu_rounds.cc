@@ -5,11 +5,12 @@
 
 #include "libs/status/status.h"
 #include "libs/telemetry/log.h"
+#include "libs/transport/transport.h"
 
 namespace talweg::agent {
 namespace {
 
-absl::StatusOr<TensorMemory::NicRegions> RegisterDirect(transport::Transport& transport,
+absl::StatusOr<TensorMemory::NicRegions> RegisterDirect(Registrar& registrar,
                                                         const GpuStage::DirectMemory& memory) {
   const auto named = [](const gpu::NicMemory& part) {
     return transport::DeviceMemory{.address = part.address,
@@ -18,10 +19,10 @@ absl::StatusOr<TensorMemory::NicRegions> RegisterDirect(transport::Transport& tr
                                    .dma_buf = part.dma_buf.get()};
   };
   TensorMemory::NicRegions regions;
-  TALWEG_ASSIGN_OR_RETURN(regions.send, transport.RegisterDevice(named(memory.send)));
+  TALWEG_ASSIGN_OR_RETURN(regions.send, registrar.RegisterDevice(named(memory.send)));
   for (size_t parity = 0; parity < 2; ++parity) {
     TALWEG_ASSIGN_OR_RETURN(regions.results[parity],
-                            transport.RegisterDevice(named(memory.results[parity])));
+                            registrar.RegisterDevice(named(memory.results[parity])));
   }
   return regions;
 }
@@ -29,7 +30,7 @@ absl::StatusOr<TensorMemory::NicRegions> RegisterDirect(transport::Transport& tr
 }  // namespace
 
 void GpuRounds::NoteNotDirect(const absl::Status& why) {
-  if (absl::IsOutOfRange(why)) return;  // True of most tensors.
+  if (absl::IsOutOfRange(why)) return;  // True of most tensors, or of all.
   if (absl::IsUnimplemented(why)) direct_off_ = true;
   if (!not_direct_noted_.insert(why.code()).second) return;
   telemetry::Log(telemetry::LogLevel::kInfo, "GPUDirect: ",
@@ -38,8 +39,8 @@ void GpuRounds::NoteNotDirect(const absl::Status& why) {
 
 std::optional<TensorMemory::NicRegions> GpuRounds::MakeDirect(
     const pipeline::AllocateTensor& effect) {
-  if (transport_ == nullptr || direct_off_ || !options_.direct_wanted) return std::nullopt;
-  if (const absl::Status takes = transport_->TakesDeviceMemory(); !takes.ok()) {
+  if (direct_off_ || !options_.direct_wanted) return std::nullopt;
+  if (const absl::Status takes = registrar_->TakesDeviceMemory(); !takes.ok()) {
     NoteNotDirect(takes);
     return std::nullopt;
   }
@@ -54,7 +55,7 @@ std::optional<TensorMemory::NicRegions> GpuRounds::MakeDirect(
     NoteNotDirect(memory.status());
     return std::nullopt;
   }
-  auto regions = RegisterDirect(*transport_, *memory);
+  auto regions = RegisterDirect(*registrar_, *memory);
   if (!regions.ok()) {
     stage.DropDirect(effect.tensor);
     direct_off_ = true;  // The next tensor would fail for the same reason.

@@ -10,24 +10,24 @@
 #include <set>
 #include <span>
 
-#include "libs/transport/transport.h"
 #include "services/agent/device_rounds.h"
 #include "services/agent/gpu_front.h"
 #include "services/agent/job_link.h"
+#include "services/agent/registrar.h"
 
 namespace talweg::agent {
 
 // DeviceRounds by a GpuStage. Decides which tensors a NIC sends from the GPU, and registers their
-// memory with the transport. Owned by the data thread.
+// memory with the network. Owned by the data thread.
 class GpuRounds final : public DeviceRounds {
  public:
   struct Options {
     uint32_t rank_count = 1;
     bool direct_wanted = false;  // gpu_direct=auto.
   };
-  // Both outlive this object. `transport` is null if the agent is alone and sends nothing.
-  GpuRounds(const Options& options, GpuFront* gpus, transport::Transport* transport)
-      : options_(options), gpus_(gpus), transport_(transport) {}
+  // Both outlive this object.
+  GpuRounds(const Options& options, GpuFront* gpus, Registrar* registrar)
+      : options_(options), gpus_(gpus), registrar_(registrar) {}
   // Call it before the first tensor.
   void SetLink(JobLink* link) { link_ = link; }
 
@@ -59,7 +59,7 @@ class GpuRounds final : public DeviceRounds {
 
   const Options options_;
   GpuFront* const gpus_;
-  transport::Transport* const transport_;
+  Registrar* const registrar_;
   JobLink* link_ = nullptr;
   bool any_direct_ = false;
   bool direct_off_ = false;  // No further tensor gets memory for a NIC.

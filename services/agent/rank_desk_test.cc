@@ -159,7 +159,8 @@ struct Fixture {
   RecordingEvents events;
   LateSource source;
   MemoryOrders orders{&source};
-  TensorMemory memory{{.rank_count = 2}, &server, nullptr};
+  AloneRegistrar registrar;
+  TensorMemory memory{{.rank_count = 2}, &server, &registrar};
   RankDesk desk{2, "j", &server, &memory, &orders, &events};
 };
 

@@ -57,7 +57,7 @@ absl::StatusOr<shm::ResultBuffer> TensorMemory::AllocateResult(uint64_t bytes, b
 
 absl::StatusOr<bool> TensorMemory::AllocateOnePlace(Entry& entry, const Wishes& wishes,
                                                     MemoryOrder* order) {
-  const bool may_be = one_view_ && transport_ != nullptr && rank_count_ == 1 && !entry.on_device &&
+  const bool may_be = one_view_ && travels_ && rank_count_ == 1 && !entry.on_device &&
                       !entry.spec.collective.encodes() && !entry.spec.collective.leaves_out();
   if (!may_be || !wishes.one_place) return false;
   auto place = ranks_->AllocateOnePlace(*wishes.one_place, entry.shape.total_bytes());
@@ -130,10 +130,9 @@ absl::Status TensorMemory::Allocate(pipeline::TensorIndex tensor, const pipeline
     TALWEG_RETURN_IF_ERROR(AllocateResults(*entry, order));
     AddArrivalLog(*entry, order);
   }
-  const bool encodes = spec.collective.encodes() && transport_ != nullptr;
+  const bool encodes = spec.collective.encodes() && travels_;
   if (encodes) entry->arrivals = AllocateTravel(*entry, order);
-  const bool reduces =
-      (rank_count_ > 1 || wishes.on_device || encodes || leaves_out) && transport_ != nullptr;
+  const bool reduces = (rank_count_ > 1 || wishes.on_device || encodes || leaves_out) && travels_;
   entry->reduces_into_result = reduces && one_result && !encodes;
   if (reduces && !entry->reduces_into_result) entry->send_buffer = AllocateTravel(*entry, order);
   tensors_.back() = std::move(entry);
@@ -145,11 +144,11 @@ absl::Status TensorMemory::OnAllocated(pipeline::TensorIndex tensor) {
   Entry& entry = *tensors_[tensor.value()];
   entry.is_ready = true;
   // If the NIC uses memory on a GPU, the host's pages are not pinned for it.
-  if (transport_ == nullptr || entry.nic || entry.shared) return absl::OkStatus();
+  if (entry.nic || entry.shared) return absl::OkStatus();
   Results& results = entry.results;
   for (size_t parity = 0; parity < results.count; ++parity) {
     TALWEG_ASSIGN_OR_RETURN(results.regions[parity],
-                            transport_->Register(results.buffers[parity].bytes));
+                            registrar_->Register(results.buffers[parity].bytes));
   }
   TALWEG_RETURN_IF_ERROR(Register(entry.arrivals, entry.arrivals_region));
   return Register(entry.send_buffer, entry.send_region);
@@ -158,7 +157,7 @@ absl::Status TensorMemory::OnAllocated(pipeline::TensorIndex tensor) {
 absl::Status TensorMemory::Register(const std::shared_ptr<PrivatePages>& pages,
                                     transport::Region& region) {
   if (pages == nullptr) return absl::OkStatus();
-  TALWEG_ASSIGN_OR_RETURN(region, transport_->Register(pages->bytes()));
+  TALWEG_ASSIGN_OR_RETURN(region, registrar_->Register(pages->bytes()));
   return absl::OkStatus();
 }
 
@@ -187,13 +186,13 @@ absl::Status TensorMemory::Attach(pipeline::TensorIndex tensor, LocalRank rank,
 absl::Status TensorMemory::OnAttached(pipeline::TensorIndex tensor, LocalRank rank) {
   At(tensor);
   Entry& entry = *tensors_[tensor.value()];
-  const bool is_sent = rank_count_ == 1 && transport_ != nullptr && !entry.shared;
+  const bool is_sent = rank_count_ == 1 && !entry.shared;
   if (!is_sent || entry.one_place || entry.contribution_region.valid()) return absl::OkStatus();
   // The bytes are only a source of writes, but Register takes a mutable span.
   const std::span<const std::byte> bytes = entry.contributions[rank.value()]->bytes;
   TALWEG_ASSIGN_OR_RETURN(
       entry.contribution_region,
-      transport_->Register({const_cast<std::byte*>(bytes.data()), bytes.size()}));
+      registrar_->Register({const_cast<std::byte*>(bytes.data()), bytes.size()}));
   return absl::OkStatus();
 }
 
@@ -278,7 +277,7 @@ std::array<wire::RemoteRef, 2> TensorMemory::ResultRefs(pipeline::TensorIndex te
   // A tensor that is declared without memory has failed. Its declaration has empty references, and
   // nobody writes to it.
   const Entry* const entry = Find(tensor);
-  if (transport_ == nullptr || entry == nullptr || !entry->is_ready) return {};
+  if (!travels_ || entry == nullptr || !entry->is_ready) return {};
   if (entry->arrivals_region.valid()) {
     return {entry->arrivals_region.Ref(), entry->arrivals_region.Ref()};
   }

@@ -17,6 +17,7 @@
 #include "libs/shm/daemon/rank_memory.h"
 #include "libs/transport/transport.h"
 #include "services/agent/memory_order.h"
+#include "services/agent/registrar.h"
 
 namespace talweg::agent {
 
@@ -29,8 +30,7 @@ namespace talweg::agent {
 // either again (section 7, "One place"). The tensor then has one result. It shares the memory of
 // the send buffer, or of a single rank's contribution if that rank has asked for that.
 //
-// Owned by the data thread. `ranks` and `transport` outlive this object. `transport` is null if the
-// agent is alone and sends nothing.
+// Owned by the data thread. `ranks` and `registrar` outlive this object.
 class TensorMemory {
  public:
   struct Options {
@@ -39,13 +39,14 @@ class TensorMemory {
     // Slices are so large that it pays to tell ranks which bytes of a result have arrived.
     bool tells_arrivals = false;
   };
-  TensorMemory(const Options& options, shm::RankMemory* ranks, transport::Transport* transport)
+  TensorMemory(const Options& options, shm::RankMemory* ranks, Registrar* registrar)
       : rank_count_(options.rank_count),
         one_view_(options.one_view),
-        ranks_sum_(transport == nullptr && RanksSum(options.rank_count)),
+        travels_(registrar->travels()),
+        ranks_sum_(!travels_ && RanksSum(options.rank_count)),
         tells_arrivals_(options.tells_arrivals),
         ranks_(ranks),
-        transport_(transport),
+        registrar_(registrar),
         rank_bytes_(options.rank_count) {}
 
   // Returns whether `rank_count` ranks of a job on one node sum their contributions themselves; no
@@ -80,7 +81,7 @@ class TensorMemory {
   // RESOURCE_EXHAUSTED: the text has the figures.
   absl::Status Allocate(pipeline::TensorIndex tensor, const pipeline::TensorSpec& spec,
                         Wishes wishes, MemoryOrder* order);
-  // `order` has been filled: registers the memory with the transport. Before that nobody touches
+  // `order` has been filled: registers the memory with the network. Before that nobody touches
   // the memory, and nobody is told of the tensor.
   absl::Status OnAllocated(pipeline::TensorIndex tensor);
   // `order` was not filled, or OnAllocated failed: the tensor has no memory.
@@ -182,10 +183,11 @@ class TensorMemory {
 
   const uint32_t rank_count_;
   const bool one_view_;
+  const bool travels_;
   const bool ranks_sum_;
   const bool tells_arrivals_;
   shm::RankMemory* const ranks_;
-  transport::Transport* const transport_;
+  Registrar* const registrar_;
   std::vector<std::unique_ptr<Entry>> tensors_;
   uint64_t bytes_ = 0;
   // The part of `bytes_` that contributions take, by local rank.

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -43,10 +44,11 @@ class Fixture {
     ranks = std::move(created).value();
     network = transport::NewLoopbackNetwork(&devices);
     transport = network->NewTransport();
+    registrar.emplace(transport.get());
     memory = std::make_unique<TensorMemory>(
         TensorMemory::Options{
             .rank_count = rank_count, .one_view = one_view, .tells_arrivals = tells_arrivals},
-        ranks.get(), transport.get());
+        ranks.get(), &registrar.value());
   }
   ~Fixture() {
     memory.reset();
@@ -81,6 +83,7 @@ class Fixture {
   std::unique_ptr<shm::RankServer> ranks;
   std::unique_ptr<transport::LoopbackNetwork> network;
   std::unique_ptr<transport::Transport> transport;
+  std::optional<MemberRegistrar> registrar;
   std::unique_ptr<TensorMemory> memory;
 };
 

@@ -18,6 +18,7 @@
 #include "libs/pipeline/agent_core.h"
 #include "services/agent/agent_data_plane.h"
 #include "services/agent/agent_driver.h"
+#include "services/agent/registrar.h"
 #include "tests/sim/agent_link.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/network.h"
@@ -358,6 +359,7 @@ class AgentProcess : private TransportWatcher, private RankHearing, private agen
   const CellCombiner combiner_;
   const CellCodec codec_;
   SimTransport transport_;
+  agent::MemberRegistrar registrar_;
   SimRankServer rank_server_;
   agent::AgentDriver driver_;
   agent::AgentDataPlane data_plane_;

@@ -8,18 +8,39 @@ from functools import partial
 from netns import Network
 
 from harness import hosts
-from harness.contenders import GLOO, TALWEG, TALWEG_IN_PLACE, TALWEG_OTHER, TALWEG_TCP
+from harness.contenders import (
+    GLOO,
+    TALWEG,
+    TALWEG_IN_PLACE,
+    TALWEG_OTHER,
+    TALWEG_TCP,
+    TALWEG_TORCH,
+    torch_gradients,
+)
 from harness.figures import format_bytes, parse_bytes
 from harness.hosts import SOCKET_PS, TCP_LIMIT, Cluster
 from harness.measure import Case, Result
 from harness.report import Bar
-from harness.scenario import Context, Make, Section, fastest, noted, ratio_bar, run_beside
+from harness.scenario import (
+    Context,
+    Make,
+    Section,
+    fastest,
+    find,
+    noted,
+    ratio_bar,
+    run_beside,
+)
 
 TITLE = "Aggregator hosts over TCP"
 SMALL, SMALL_COUNT = parse_bytes("64KiB"), 64
+# Cases of at least this size get their own processes, so the memory of these belongs to the case.
+_LARGE_BYTES = parse_bytes("4MiB")
 
 _CURVE = ("64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB")
 _FULL = (*_CURVE[:-1], "128KiB", "512KiB", "2MiB", "8MiB", "32MiB", "64MiB")
+# The most memory, as a multiple of what a round in one place needs.
+_MEMORY_OVER_NEEDED = 1.2
 # The sizes for each number of hosts with ranks and of aggregator hosts, by mode.
 _SIZES: dict[str, dict[tuple[int, int], tuple[str, ...]]] = {
     "smoke": {(2, 1): ("64KiB",)},
@@ -52,7 +73,10 @@ def run(context: Context) -> Section:
         "buffers, a rank writes gradients into its Talweg client's memory (`talweg_contribution`), so\n"
         "they are not copied there. The result is copied to another buffer while it arrives. The bars\n"
         "take the faster way, as they do with peers. The bar of 64 KiB also counts Talweg's own TCP,\n"
-        "which has own buffers too.\n"
+        "which has own buffers too. Torch's gradients are those of a DistributedOptimizer, which here\n"
+        "synchronizes gradients that are changed in place. What one place needs is each rank's\n"
+        "gradients and, at each aggregator, its share of them (n + 1) times for n hosts with ranks: once\n"
+        "from each rank, and once as the result.\n"
     )
     return section
 
@@ -77,11 +101,20 @@ def _run_setting(
             makers.append((TALWEG_OTHER, other))
         # Importing torch is slow, and other scenarios run Gloo in smoke mode.
         if context.mode != "smoke":
+            rank = torch_gradients(programs)
+            makers.append(
+                (TALWEG_TORCH, partial(hosts.talweg, programs, cluster, TALWEG_TORCH, 4, rank))
+            )
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [_small_case(context.mode)]
         cases += [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
+        lives = [[case for case in cases if case.total_bytes < _LARGE_BYTES or case.is_many]]
+        lives += [[case] for case in cases if case not in lives[0]]
         setting = _setting(ranks, aggregators)
-        return run_beside(context, "aggregator_host", setting, makers, ranks, cases)
+        results: list[Result] = []
+        for life in lives:
+            results += run_beside(context, "aggregator_host", setting, makers, ranks, life)
+        return results
 
 
 def _latency_bar(results: list[Result], theirs: Result) -> Bar:
@@ -96,6 +129,18 @@ def _latency_bar(results: list[Result], theirs: Result) -> Bar:
     )
 
 
+def _memory_bar(ours: Result) -> Bar:
+    """Compares the memory of the whole job with what one place for each tensor needs.
+
+    That is each rank's gradients and, at each aggregator, its share of a tensor once from each of
+    the n ranks and once as the result: (n + 1) shares.
+    """
+    needed = ours.total_bytes * (ours.rank_count + ours.rank_count + 1)
+    over = ours.memory_bytes / needed
+    text = f"{ours.setting}, {ours.case}, {ours.contender}: memory held over what one place needs"
+    return Bar(text, f"<= {_MEMORY_OVER_NEEDED:g}", over, over <= _MEMORY_OVER_NEEDED)
+
+
 def bars(results: list[Result]) -> list[Bar]:
     found: list[Bar] = []
     for theirs in results:
@@ -105,19 +150,29 @@ def bars(results: list[Result]) -> list[Bar]:
         small = theirs.tensor_count > 1
         if not small and theirs.total_bytes == SMALL:
             found.append(_latency_bar(results, theirs))
-        if not small and theirs.total_bytes < parse_bytes("4MiB"):
+        if not small and theirs.total_bytes < _LARGE_BYTES:
             continue
-        ours = fastest(results, theirs.setting, theirs.case, (TALWEG, TALWEG_IN_PLACE))
-        found.append(
-            ratio_bar(
-                text + "GB/s as a multiple of the socket server's",
-                ours,
-                None if theirs.failure else theirs,
-                1.2 if small else 0.95,
-                lambda r: r.gigabytes_per_s_median,
+        ways = [("", fastest(results, theirs.setting, theirs.case, (TALWEG, TALWEG_IN_PLACE)))]
+        by_torch = find(results, theirs.setting, theirs.case, TALWEG_TORCH)
+        if by_torch is not None and not small:
+            ways.append(("torch's gradients, ", by_torch))
+        for way, ours in ways:
+            found.append(
+                ratio_bar(
+                    f"{text}{way}GB/s as a multiple of the socket server's",
+                    ours,
+                    None if theirs.failure else theirs,
+                    1.2 if small else 0.95,
+                    lambda r: r.gigabytes_per_s_median,
+                )
             )
-        )
-        if not small:
-            text += "CPU a GB over the socket server's"
-            found.append(ratio_bar(text, ours, theirs, 1.15, lambda r: r.cpu_s_per_gigabyte, True))
+            if not small:
+                cpu = f"{text}{way}CPU a GB over the socket server's"
+                found.append(
+                    ratio_bar(cpu, ours, theirs, 1.15, lambda r: r.cpu_s_per_gigabyte, True)
+                )
+        for contender in (TALWEG_IN_PLACE, TALWEG_TORCH):
+            ours = find(results, theirs.setting, theirs.case, contender)
+            if ours is not None and not small:
+                found.append(_memory_bar(ours))
     return found

@@ -14,12 +14,14 @@ from harness.contenders import (
     TALWEG_IN_PLACE,
     TALWEG_NUMPY,
     TALWEG_OTHER,
+    TALWEG_TORCH,
     copying_ranks,
     gloo,
     memory_limit,
     openmpi,
     talweg_on_one_node,
     talweg_with_numpy,
+    talweg_with_torch,
 )
 from harness.figures import format_bytes, parse_bytes
 from harness.measure import Case, Result
@@ -78,6 +80,10 @@ def run(context: Context) -> Section:
             maker = partial(talweg_with_numpy, programs, ranks, network)
             makers.append((TALWEG_NUMPY, maker))
             makers.append((COPIES, partial(copying_ranks, programs, ranks)))
+            # Importing torch is slow, and other scenarios run it in smoke mode.
+            if context.mode != "smoke":
+                maker = partial(talweg_with_torch, programs, ranks, network)
+                makers.append((TALWEG_TORCH, maker))
         if programs.other_tool:
             other = partial(talweg_on_one_node, programs.other(), ranks, network, TALWEG_OTHER)
             makers.append((TALWEG_OTHER, other))
@@ -93,8 +99,9 @@ def run(context: Context) -> Section:
         "The limit is the least that memory allows: every rank's gradient is read once and every rank's\n"
         "result is written once, in place, by all ranks at the same time, with no sum and no waiting. With\n"
         "own buffers, a rank writes gradients into its Talweg client's memory. They are summed there, and\n"
-        "nothing is copied. Programs with NumPy get that from declare_in_place(). Gradients that lie\n"
-        'elsewhere are copied; "the same copies" are made by processes that do nothing else\n'
+        "nothing is copied. Programs with NumPy get that from declare_in_place(), and torch's gradients from\n"
+        "a DistributedOptimizer, which here synchronizes gradients that are changed in place. Gradients\n"
+        'that lie elsewhere are copied; "the same copies" are made by processes that do nothing else\n'
         "(`benchmarks/baselines/copying_ranks.cc`). The bars at 25 MB take the faster of the two rows, as\n"
         "they take the peers in their fastest documented mode, and say which row that is.\n"
     )
@@ -109,6 +116,7 @@ def _large_bars(results: list[Result], setting: str) -> list[Bar]:
             continue
         for contender, other, words, wanted in (
             (TALWEG_NUMPY, TALWEG_IN_PLACE, "NumPy in place over own buffers", 0.7),
+            (TALWEG_TORCH, TALWEG_IN_PLACE, "torch's gradients over own buffers", 0.7),
             (TALWEG, COPIES, "copied gradients over the same copies", 0.8),
         ):
             if (ours.setting, ours.contender) == (setting, contender):

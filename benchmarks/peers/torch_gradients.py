@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank whose optimizer averages torch's gradients as ./bench orders (see control.h).
+
+Elements are f32. There is no backward pass: a round changes one element of each gradient, as its
+pass would change all, and then synchronizes.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import talweg.torch as tw
+import torch
+from control import Control, Order
+
+# The rounds until a gradient lies where its tensor's buffer is.
+_ROUNDS_TO_SETTLE = 3
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    tw.init()
+    rank, size = tw.rank(), tw.size()
+    parameters: list[torch.nn.Parameter] = []
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def run_round() -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad[:1].mul_(1)
+        optimizers[-1].synchronize()  # type: ignore[attr-defined]
+
+    def prepare(order: Order) -> None:
+        """Makes new parameters, and checks the result of some rounds."""
+        parameters[:] = [torch.nn.Parameter(torch.zeros(nbytes // 4)) for nbytes in order.sizes]
+        named = [(f"bench.{index}", each) for index, each in enumerate(parameters)]
+        optimizer = tw.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), named)
+        optimizers[:] = [optimizer]
+        for _ in range(_ROUNDS_TO_SETTLE):
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, rank + 1.0)
+            run_round()
+            for parameter in parameters:
+                assert parameter.grad is not None
+                if (parameter.grad != (size + 1) / 2).any():
+                    raise ValueError("an average is wrong")
+
+    Control(rank).serve(prepare, run_round)
+    tw.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

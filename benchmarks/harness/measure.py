@@ -31,10 +31,6 @@ class Case:
         return (self.total_bytes,) if contender in self.merged_for else self.tensor_bytes
 
     @property
-    def is_many(self) -> bool:
-        return len(self.tensor_bytes) > 1
-
-    @property
     def total_bytes(self) -> int:
         return sum(self.tensor_bytes)
 

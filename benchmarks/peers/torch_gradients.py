@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank whose optimizer averages torch's gradients as ./bench orders (see control.h).
 
-Elements are f32. There is no backward pass: a round changes one element of each gradient, as its
-pass would change all, and then synchronizes.
+Elements are f32. There is no backward pass, and parameters stay as they are: a round changes one
+element of each gradient, as a pass would change all, and step() averages.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import talweg.torch as tw
 import torch
@@ -15,6 +16,16 @@ from control import Control, Order
 
 # The rounds until a gradient lies where its tensor's buffer is.
 _ROUNDS_TO_SETTLE = 3
+
+
+class Keeping(torch.optim.Optimizer):
+    """Leaves the parameters as they are."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        pass
 
 
 def main() -> int:
@@ -28,13 +39,13 @@ def main() -> int:
         for parameter in parameters:
             assert parameter.grad is not None
             parameter.grad[:1].mul_(1)
-        optimizers[-1].synchronize()  # type: ignore[attr-defined]
+        optimizers[-1].step()
 
     def prepare(order: Order) -> None:
         """Makes new parameters, and checks the result of some rounds."""
         parameters[:] = [torch.nn.Parameter(torch.zeros(nbytes // 4)) for nbytes in order.sizes]
         named = [(f"bench.{index}", each) for index, each in enumerate(parameters)]
-        optimizer = tw.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), named)
+        optimizer = tw.DistributedOptimizer(Keeping(parameters), named)
         optimizers[:] = [optimizer]
         for _ in range(_ROUNDS_TO_SETTLE):
             for parameter in parameters:

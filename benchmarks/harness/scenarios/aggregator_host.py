@@ -34,8 +34,6 @@ from harness.scenario import (
 
 TITLE = "Aggregator hosts over TCP"
 SMALL, SMALL_COUNT = parse_bytes("64KiB"), 64
-# Cases of at least this size get their own processes, so the memory of these belongs to the case.
-_LARGE_BYTES = parse_bytes("4MiB")
 
 _CURVE = ("64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB")
 _FULL = (*_CURVE[:-1], "128KiB", "512KiB", "2MiB", "8MiB", "32MiB", "64MiB")
@@ -74,7 +72,7 @@ def run(context: Context) -> Section:
         "they are not copied there. The result is copied to another buffer while it arrives. The bars\n"
         "take the faster way, as they do with peers. The bar of 64 KiB also counts Talweg's own TCP,\n"
         "which has own buffers too. Torch's gradients are those of a DistributedOptimizer, which here\n"
-        "synchronizes gradients that are changed in place. What one place needs is each rank's\n"
+        "averages gradients that are changed in place. What one place needs is each rank's\n"
         "gradients and, at each aggregator, its share of them (n + 1) times for n hosts with ranks: once\n"
         "from each rank, and once as the result.\n"
     )
@@ -101,20 +99,32 @@ def _run_setting(
             makers.append((TALWEG_OTHER, other))
         # Importing torch is slow, and other scenarios run Gloo in smoke mode.
         if context.mode != "smoke":
-            rank = torch_gradients(programs)
-            makers.append(
-                (TALWEG_TORCH, partial(hosts.talweg, programs, cluster, TALWEG_TORCH, 4, rank))
-            )
             makers.append((GLOO, partial(hosts.gloo, programs, cluster)))
         cases = [_small_case(context.mode)]
         cases += [Case(format_bytes(size), (size,)) for size in map(parse_bytes, sizes)]
-        lives = [[case for case in cases if case.total_bytes < _LARGE_BYTES or case.is_many]]
-        lives += [[case] for case in cases if case not in lives[0]]
+        lives = [cases]
+        if context.mode in ("default", "full"):
+            rank = torch_gradients(programs)
+            maker = partial(hosts.talweg, programs, cluster, TALWEG_TORCH, 4, rank)
+            makers.append((TALWEG_TORCH, maker))
+            lives = _lives(cases)
         setting = _setting(ranks, aggregators)
         results: list[Result] = []
         for life in lives:
             results += run_beside(context, "aggregator_host", setting, makers, ranks, life)
         return results
+
+
+def _lives(cases: list[Case]) -> list[list[Case]]:
+    """Returns the cases that the same processes run. A large case has its own: what they hold when
+    it is measured belongs to the case.
+    """
+    large = [case for case in cases if len(case.tensor_bytes) == 1 and _is_large(case.total_bytes)]
+    return [[case for case in cases if case not in large], *([case] for case in large)]
+
+
+def _is_large(total_bytes: int) -> bool:
+    return total_bytes >= parse_bytes("4MiB")
 
 
 def _latency_bar(results: list[Result], theirs: Result) -> Bar:
@@ -150,11 +160,12 @@ def bars(results: list[Result]) -> list[Bar]:
         small = theirs.tensor_count > 1
         if not small and theirs.total_bytes == SMALL:
             found.append(_latency_bar(results, theirs))
-        if not small and theirs.total_bytes < _LARGE_BYTES:
+        if not small and not _is_large(theirs.total_bytes):
             continue
         ways = [("", fastest(results, theirs.setting, theirs.case, (TALWEG, TALWEG_IN_PLACE)))]
-        by_torch = find(results, theirs.setting, theirs.case, TALWEG_TORCH)
-        if by_torch is not None and not small:
+        # Only runs that measure torch's gradients give large cases processes of their own.
+        by_torch = None if small else find(results, theirs.setting, theirs.case, TALWEG_TORCH)
+        if by_torch is not None:
             ways.append(("torch's gradients, ", by_torch))
         for way, ours in ways:
             found.append(
@@ -171,8 +182,7 @@ def bars(results: list[Result]) -> list[Bar]:
                 found.append(
                     ratio_bar(cpu, ours, theirs, 1.15, lambda r: r.cpu_s_per_gigabyte, True)
                 )
-        for contender in (TALWEG_IN_PLACE, TALWEG_TORCH):
-            ours = find(results, theirs.setting, theirs.case, contender)
-            if ours is not None and not small:
-                found.append(_memory_bar(ours))
+        if by_torch is not None:
+            in_place = find(results, theirs.setting, theirs.case, TALWEG_IN_PLACE)
+            found += [_memory_bar(each) for each in (in_place, by_torch) if each is not None]
     return found

@@ -80,8 +80,7 @@ def run(context: Context) -> Section:
             maker = partial(talweg_with_numpy, programs, ranks, network)
             makers.append((TALWEG_NUMPY, maker))
             makers.append((COPIES, partial(copying_ranks, programs, ranks)))
-            # Importing torch is slow, and other scenarios run it in smoke mode.
-            if context.mode != "smoke":
+            if context.mode in ("default", "full"):  # Importing torch is slow.
                 maker = partial(talweg_with_torch, programs, ranks, network)
                 makers.append((TALWEG_TORCH, maker))
         if programs.other_tool:
@@ -100,7 +99,7 @@ def run(context: Context) -> Section:
         "result is written once, in place, by all ranks at the same time, with no sum and no waiting. With\n"
         "own buffers, a rank writes gradients into its Talweg client's memory. They are summed there, and\n"
         "nothing is copied. Programs with NumPy get that from declare_in_place(), and torch's gradients from\n"
-        "a DistributedOptimizer, which here synchronizes gradients that are changed in place. Gradients\n"
+        "a DistributedOptimizer, which here averages gradients that are changed in place. Gradients\n"
         'that lie elsewhere are copied; "the same copies" are made by processes that do nothing else\n'
         "(`benchmarks/baselines/copying_ranks.cc`). The bars at 25 MB take the faster of the two rows, as\n"
         "they take the peers in their fastest documented mode, and say which row that is.\n"

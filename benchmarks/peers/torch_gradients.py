@@ -7,6 +7,7 @@ element of each gradient, as a pass would change all, and step() averages.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -30,10 +31,12 @@ class Keeping(torch.optim.Optimizer):
 
 def main() -> int:
     torch.set_num_threads(1)
+    Keeping([torch.nn.Parameter(torch.zeros(1))])  # The first optimizer imports much of torch.
     tw.init()
     rank, size = tw.rank(), tw.size()
     parameters: list[torch.nn.Parameter] = []
     optimizers: list[torch.optim.Optimizer] = []
+    numbers = itertools.count()
 
     def run_round() -> None:
         for parameter in parameters:
@@ -43,10 +46,11 @@ def main() -> int:
 
     def prepare(order: Order) -> None:
         """Makes new parameters, and checks the result of some rounds."""
-        parameters[:] = [torch.nn.Parameter(torch.zeros(nbytes // 4)) for nbytes in order.sizes]
-        named = [(f"bench.{index}", each) for index, each in enumerate(parameters)]
-        optimizer = tw.DistributedOptimizer(Keeping(parameters), named)
-        optimizers[:] = [optimizer]
+        # The kernel gives memory when it is written, and nobody writes parameters here.
+        parameters[:] = [torch.nn.Parameter(torch.empty(nbytes // 4)) for nbytes in order.sizes]
+        named = [(str(index), each) for index, each in enumerate(parameters)]
+        name = f"bench.{next(numbers)}"
+        optimizers[:] = [tw.DistributedOptimizer(Keeping(parameters), named, name=name)]
         for _ in range(_ROUNDS_TO_SETTLE):
             for parameter in parameters:
                 parameter.grad = torch.full_like(parameter, rank + 1.0)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from talweg import _client
+from talweg._arguments import factor_of, require_compressor
 from talweg._collectives.process_sets import Group
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument
@@ -50,6 +51,9 @@ class Choices:
     is_adasum: bool = False  # See Reduction.
     # Makes the call that combines gradients. So it may raise other errors in place of Talweg's.
     guard: Callable[[Callable[[], Any]], Any] = lambda call: call()
+
+    def __post_init__(self) -> None:
+        require_compressor(self.compression, "gradients")
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
@@ -225,6 +229,7 @@ def predivided(op: Op, factor: float) -> tuple[Op, float, float]:
 
     The average divides by the number of ranks at the time of the round.
     """
+    factor = factor_of(factor, "gradient_predivide_factor")
     if factor == 1.0:
         return op, 1.0, 1.0
     if op is not Op.AVERAGE:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from talweg import _client
-from talweg._arguments import chosen_op
+from talweg._arguments import chosen_op, factors_of
 from talweg._client import Client
 from talweg._collectives import objects
 from talweg._collectives.process_sets import Group, ProcessSet
@@ -158,7 +158,8 @@ def _reduction(
     priority: int,
 ) -> Reduction:
     wanted = chosen_op(op, average)
-    return Reduction(wanted, prescale_factor, postscale_factor, process_set, priority)
+    factors = factors_of(prescale_factor, postscale_factor, "push_pull")
+    return Reduction(wanted, *factors, process_set, priority)
 
 
 @plain

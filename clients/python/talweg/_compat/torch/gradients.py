@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from talweg._arguments import require_compressor
 from talweg._calls import Calls
 from talweg._client import Handle
 from talweg._collectives.scaling import Factors
@@ -35,6 +36,10 @@ class Choices:
     postscale: float = 1.0  # The factor after the sum.
     sparse_as_dense: bool = False  # Sparse gradients are pushed as dense ones.
     members: Any = None  # A process set; None: all ranks.
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compression, Compression):
+            require_compressor(self.compression, "DistributedOptimizer")
 
     @property
     def are_usual(self) -> bool:
@@ -62,12 +67,15 @@ class Choices:
 
 
 def require_cast(compression: Any, call: str) -> None:
-    """Raises InvalidArgument for a value of talweg.compression, which is for averages of gradients."""
+    """Raises InvalidArgument for a value of talweg.compression, which is for averages of gradients,
+    and WrongType for what is no compressor.
+    """
     if isinstance(compression, Compression):
         raise InvalidArgument(
             f"{call}: compression={compression} is for optimizers that average gradients; here use "
             "Compression.none or Compression.fp16"
         )
+    require_compressor(compression, call)
 
 
 class ChosenAverager(GradientAverager):

@@ -63,6 +63,8 @@ class Choices:
             words.append(f"compression={kind.__name__}")
         if self.prescale != 1.0 or self.postscale != 1.0:
             words.append(f"factors {self.prescale:g} before and {self.postscale:g} after the sum")
+        if self.sparse_as_dense:
+            words.append("sparse_as_dense=True")
         return f"{COMBINED}{', '.join(words)}" if words else ""
 
 

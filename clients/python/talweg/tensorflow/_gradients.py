@@ -123,7 +123,8 @@ class Slices:
         if is_whole:
             how = replace(how, op=Op.SUM, prescale=1.0, postscale=1.0)
         own = None if name is None else f"{name}.rows"
-        summed, indices = _ops.sum_rows(self._values, self._indices, rows, own, how)
+        of = (self._values, self._indices, rows, own, how)
+        summed, indices = _ops.sum_rows(*of, whole=name)
         summed = choices.compression.decompress(summed, self._context)
         if is_whole:
             if choices.op is Op.AVERAGE:

@@ -311,14 +311,20 @@ def gather_many(
 
 
 def sum_rows(
-    values: tf.Tensor, indices: tf.Tensor, rows: tf.Tensor, name: str | None, how: Reduction
+    values: tf.Tensor,
+    indices: tf.Tensor,
+    rows: tf.Tensor,
+    name: str | None,
+    how: Reduction,
+    whole: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the values and the indices of the ranks' sum of a tensor with so many `rows`, without
-    gradients. Each index comes once.
+    gradients. Each index comes once. `whole`: the name under which another rank would push it
+    whole.
     """
     _client.current()
     part = Part(
-        lambda own, at, count: _rounds.start_sparse_sum(own, at, count, name, how),
+        lambda own, at, count: _rounds.start_sparse_sum(own, at, count, name, how, whole),
         [values, indices, rows],
         [(values.dtype, _rows_unknown(values)), (indices.dtype, tf.TensorShape([None]))],
     )

@@ -2,6 +2,7 @@
 #include "clients/jax/rounds.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -25,12 +26,54 @@ bool IsSameDeclaration(const Call& one, const Call& other) {
          one.element_count == other.element_count && one.ranks == other.ranks;
 }
 
+// The place of a name is its number in talweg.h.
+constexpr std::array<const char*, 14> kDTypeNames = {
+    "?", "f32", "f64", "f16", "bf16", "i8", "u8", "i32", "i64", "i16", "u16", "u32", "u64", "bool"};
+constexpr std::array<const char*, 10> kOpNames = {
+    "?", "sum", "average", "min", "max", "product", "copy", "bit_and", "bit_or", "bit_xor"};
+
+template <size_t kCount>
+std::string NameIn(const std::array<const char*, kCount>& names, int number) {
+  const bool is_known = number > 0 && static_cast<size_t>(number) < kCount;
+  return is_known ? names[static_cast<size_t>(number)] : std::to_string(number);
+}
+
+// Returns the name of the call's collective, with its root if it has one.
+std::string CollectiveText(const Call& call) {
+  const std::string root = " with root " + std::to_string(call.root_rank);
+  switch (call.gives) {
+    case TALWEG_SHARE_ROOT:
+      return (call.gets == TALWEG_SHARE_WHOLE ? "broadcast" : "scatter") + root;
+    case TALWEG_SHARE_OWN: return call.gets == TALWEG_SHARE_WHOLE ? "all_gather" : "gather" + root;
+    case TALWEG_SHARE_ROW: return "all_to_all";
+    default: break;
+  }
+  const std::string op = " " + NameIn(kOpNames, call.op);
+  if (call.gets == TALWEG_SHARE_WHOLE) return "all_reduce" + op;
+  return call.gets == TALWEG_SHARE_ROOT ? "reduce" + op + root : "reduce_scatter" + op;
+}
+
 // Describes a call in talweg_last_error()'s words, for errors that this library finds itself.
 std::string Described(const Call& call) {
-  return std::to_string(call.element_count) + " elements of dtype " + std::to_string(call.dtype) +
-         ", op " + std::to_string(call.op) + ", shares " + std::to_string(call.gives) + " and " +
-         std::to_string(call.gets) + ", root " + std::to_string(call.root_rank) + ", " +
+  return NameIn(kDTypeNames, call.dtype) + "[" + std::to_string(call.element_count) + "] " +
+         CollectiveText(call) + " of " +
          (call.ranks.empty() ? "all" : std::to_string(call.ranks.size())) + " ranks";
+}
+
+// What a rank signs a round with that uses the name for another call than the ranks have agreed on.
+// A signature of a shape is never equal to one of a collective (SignatureOf in
+// libs/base/collective.h).
+uint64_t SignatureInsteadOf(const Call& agreed, const Call& call) {
+  const bool is_like = agreed.dtype == call.dtype && agreed.op == call.op &&
+                       agreed.gives == call.gives && agreed.gets == call.gets &&
+                       agreed.root_rank == call.root_rank;
+  if (is_like && call.signature != 0 && call.signature != agreed.signature) {
+    return call.signature;
+  }
+  constexpr uint64_t kElementsMax = (uint64_t{1} << 40) - 1;
+  return static_cast<uint64_t>(call.dtype) << 56 | static_cast<uint64_t>(call.op) << 48 |
+         static_cast<uint64_t>(call.gives) << 44 | static_cast<uint64_t>(call.gets) << 40 |
+         (call.element_count & kElementsMax);
 }
 
 Outcome Scale(const Call& call, double factor, const void* in, void* out, uint64_t bytes) {
@@ -119,7 +162,7 @@ uint64_t Rounds::Start(Call call, const void* data) {
   }
   if (round.client != nullptr) {
     round.start = Declare(round);
-    if (round.start.ok()) {
+    if (round.start.ok() && round.misuse.ok()) {
       round.start = Push(round, data);
     }
     if (round.call.compares) {
@@ -160,15 +203,17 @@ Outcome Rounds::Declare(OpenRound& round) {
   const Call& call = round.call;
   uint64_t left_open = 0;
   bool is_new = true;
+  std::optional<Call> agreed;
   {
     const std::scoped_lock lock(mutex_);
     const auto found = declared_.find(call.name);
     if (found != declared_.end()) {
       if (!IsSameDeclaration(found->second.call, call)) {
-        return {.status = TALWEG_INVALID_ARGUMENT,
-                .text = "tensor '" + call.name + "' was declared with " +
-                        Described(found->second.call) + " and is now used with " + Described(call) +
-                        ": give the second use a name of its own"};
+        round.misuse = {.status = TALWEG_INVALID_ARGUMENT,
+                        .text = "tensor '" + call.name + "' was declared as " +
+                                Described(found->second.call) + " and is now used as " +
+                                Described(call) + ": give the second use a name of its own"};
+        agreed = found->second.call;
       }
       round.tensor = found->second.tensor;
       left_open = found->second.open_ticket;
@@ -177,7 +222,7 @@ Outcome Rounds::Declare(OpenRound& round) {
   }
   if (!is_new) {
     Forsake(left_open);
-    return {};
+    return agreed ? TellMisuse(*agreed, round) : Outcome();
   }
   const talweg_collective collective{.struct_bytes = sizeof(collective),
                                      .dtype = call.dtype,
@@ -198,6 +243,15 @@ Outcome Rounds::Declare(OpenRound& round) {
     ++disagreements_[call.name];
   }
   return outcome;
+}
+
+Outcome Rounds::TellMisuse(const Call& agreed, OpenRound& round) {
+  const std::vector<uint64_t> nothing(agreed.given.size());
+  const unsigned char none = 0;
+  return Outcome::Of(talweg_push_parts(
+      round.client, round.tensor, nothing.empty() ? nullptr : &none,
+      nothing.empty() ? nullptr : nothing.data(), SignatureInsteadOf(agreed, round.call),
+      agreed.priority, kNoLimit, &round.round));
 }
 
 std::string Rounds::NameNow(const std::string& name) {
@@ -296,10 +350,13 @@ Outcome OpenRound::Lengths() {
 }
 
 Outcome OpenRound::Told(talweg_status status) {
+  Outcome outcome = Outcome::Of(status);
   if (status == TALWEG_MISMATCH) {
     rounds->Free(call.name, tensor);
+    outcome.text += "; this rank calls " + Described(call) +
+                    ": all ranks must use a name for the same in the same call";
   }
-  return Outcome::Of(status);
+  return outcome;
 }
 
 Outcome OpenRound::Compare(void* out) {
@@ -319,6 +376,10 @@ Outcome OpenRound::Compare(void* out) {
 Outcome OpenRound::Collect(void* out) {
   if (!start.ok()) {
     return start;
+  }
+  if (!misuse.ok()) {
+    const Outcome told = Told(talweg_wait(client, tensor, round, nullptr, kNoLimit));
+    return told.ok() ? misuse : told;
   }
   const uint64_t bytes = call.GotBytes();
   Outcome outcome;

@@ -71,6 +71,7 @@ struct OpenRound {
   talweg_tensor tensor = 0;
   talweg_round round = 0;
   Outcome start;                     // Why there is no round, if there is none.
+  Outcome misuse;                    // What is wrong with the call, if its round tells only that.
   std::vector<unsigned char> given;  // What a lone rank has given, or what is compared.
 
   // Returns whether Collect() would not wait for other ranks.
@@ -113,6 +114,10 @@ class Rounds {
 
   Outcome Push(OpenRound& round, const void* data);
   Outcome Declare(OpenRound& round);
+  // Tells the other ranks, in the next round of the name's tensor, that this rank uses the name for
+  // another call. It gives nothing. If a rank makes the agreed call, every rank gets a mismatch. If
+  // all use the name for the same other call, each gets `misuse`, and the name stays as it is.
+  Outcome TellMisuse(const Call& agreed, OpenRound& round);
   // Returns the name of the tensor that the name's next declaration makes.
   std::string NameNow(const std::string& name);
   // Ends the round of a ticket that nobody will take.

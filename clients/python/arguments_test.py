@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import talweg
-from talweg._arguments import chosen_op, takes_old_order
+from talweg._arguments import chosen_op, factor_of, passes_of, takes_old_order
 from talweg._counted import counted
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 
 
 @takes_old_order("average", "name", "priority", "op")
@@ -30,6 +30,27 @@ class CountedTest(unittest.TestCase):
             talweg.init()
             self.addCleanup(talweg.shutdown)
             talweg.broadcast(np.ones(1), 1)
+
+
+class NumbersTest(unittest.TestCase):
+    def test_numbers_of_other_libraries_are_understood(self) -> None:
+        self.assertEqual(passes_of(np.int64(2)), 2)
+        self.assertEqual(
+            [factor_of(each, "f") for each in (2, np.float32(2), np.ones(()))], [2, 2, 1]
+        )
+
+    def test_what_is_no_number_is_refused_by_the_argument_s_name(self) -> None:
+        for wrong in (1.5, "2", None):
+            text = f"backward_passes_per_step is {wrong!r}; it must be a whole number, at least 1"
+            with self.assertRaisesRegex(WrongType, text):
+                passes_of(wrong)
+        with self.assertRaisesRegex(InvalidArgument, "backward_passes_per_step is 0; it must be"):
+            passes_of(0)
+        for no_number in ("2", True, None, np.ones(2)):
+            with self.assertRaisesRegex(WrongType, "scale is .* it must be a number"):
+                factor_of(no_number, "scale")
+        with self.assertRaisesRegex(InvalidArgument, "scale is an integer that is too large"):
+            factor_of(10**400, "scale")
 
 
 class OldOrderTest(unittest.TestCase):

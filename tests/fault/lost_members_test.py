@@ -21,7 +21,7 @@ class LostMembersTest(unittest.TestCase):
         # After the loss of node 0 all other ranks have other numbers.
         for victim in (0, _NODES - 1):
             with self.subTest(victim=victim):
-                self._run("lost_member.py", [str(victim)], _NODES - 1)
+                self._run("lost_member.py", [str(victim)], _NODES - 1, torch_forks().prefix)
 
     def test_gathers_go_on_in_the_middle_of_losses(self) -> None:
         for _ in range(3):

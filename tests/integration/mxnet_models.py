@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -101,3 +102,31 @@ def check_training(net: gluon.Block, losses: list[float], wanted: list[float], w
     assert np.allclose(together, wanted, rtol=TOLERANCE, atol=0), f"{what}: {together} {wanted}"
     if len(every) >= 4:  # With fewer ranks there are too few images.
         assert together[-1] < 0.8 * together[0], f"{what}: it has not learned: {together}"
+
+
+def check_lengths_that_differ(trainer_of: Callable[[Any], Any]) -> None:
+    """Every rank gets an error that names both shapes if one layer is wider at the last rank.
+
+    The program reads all arrays of a step. `trainer_of` makes a trainer of the parameters.
+    """
+    rank, size = talweg.rank(), talweg.size()
+    net = gluon.nn.HybridSequential()
+    # The first layers take the numbers that earlier networks have used.
+    widths = [5] * 20
+    widths[15] += int(rank == size - 1)
+    for units, inputs in zip(widths, [4, *widths]):
+        net.add(gluon.nn.Dense(units, in_units=inputs))
+    net.initialize()
+    trainer = trainer_of(net.collect_params())
+    with autograd.record():
+        loss = net(mx.nd.ones((2, 4))).sum()
+    loss.backward()
+    text = ""
+    try:
+        trainer.step(2)
+        mx.nd.waitall()
+    except mx.MXNetError as error:
+        text = str(error)
+    every = talweg.all_gather_object(text)
+    for told in every:
+        assert len(set(re.findall(r"f32\[[^]]*\]", told))) > 1, every

@@ -352,8 +352,8 @@ def broadcast_object(
     process_set: ProcessSet | None = None,
 ) -> Any:
     """Returns the root's object on every rank. Objects are pickled: only for ranks you trust."""
-    own = objects.broadcast_name(name, root_rank)
-    return objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
+    own, call = objects.broadcast_name(name, root_rank), objects.broadcast_call(name)
+    return objects.broadcast_object(_client.current(), obj, root_rank, own, process_set, call)
 
 
 def all_gather_object(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""push_pull's arguments, which are the same in every framework's module.
+"""Arguments that are the same in every framework's module, such as push_pull's:
 
 push_pull(tensor, name=None, op=None, *, average=True, priority=0, timeout_s=None)
 """
@@ -7,6 +7,7 @@ push_pull(tensor, name=None, op=None, *, average=True, priority=0, timeout_s=Non
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -41,6 +42,54 @@ def listed(tensors: Any, operation: str) -> list[Any]:
         raise WrongType(
             f"{operation}: expected a list of tensors, got {type(tensors).__name__}"
         ) from None
+
+
+def factor_of(value: Any, argument: str) -> float:
+    """The factor that a caller means by `value`: a number, or an array of one."""
+    if not isinstance(value, bool) and hasattr(value, "__float__"):
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidArgument(
+                f"{argument} is an integer that is too large for a float64: give a smaller one"
+            ) from None
+        except (TypeError, ValueError, RuntimeError):  # As for an array of several.
+            pass
+    raise WrongType(f"{argument} is {value!r}; it must be a number, such as 2.0")
+
+
+def factors_of(prescale: Any, postscale: Any, operation: str) -> tuple[float, float]:
+    """The factors that a caller means by prescale_factor= and postscale_factor=."""
+    before = factor_of(prescale, f"{operation}: prescale_factor")
+    return before, factor_of(postscale, f"{operation}: postscale_factor")
+
+
+def passes_of(value: Any) -> int:
+    """The number of backward passes of a step that a caller means by `value`."""
+    text = f"backward_passes_per_step is {value!r}; it must be a whole number, at least 1"
+    try:
+        passes = operator.index(value)
+    except TypeError:
+        raise WrongType(text) from None
+    if passes < 1:
+        raise InvalidArgument(text)
+    return passes
+
+
+def require_compressor(compression: Any, call: str) -> None:
+    """Raises WrongType unless `compression` is a compressor of BytePS and Horovod."""
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise WrongType(
+            f"{call}: compression is {compression!r}; it must be Compression.none, "
+            "Compression.fp16, or a class with compress() and decompress()"
+        )
+
+
+def compressed(tensor: Any, compression: Any, call: str) -> tuple[Any, Any]:
+    """What the compressor makes of the tensor, and what decompress() needs besides."""
+    require_compressor(compression, call)
+    pushed, context = compression.compress(tensor)
+    return pushed, context
 
 
 def takes_old_order(*old: str) -> Callable[[Function], Function]:

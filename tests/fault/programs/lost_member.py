@@ -15,6 +15,8 @@ from unittest import mock
 
 import numpy as np
 import talweg
+import talweg.torch as tw
+import torch
 from talweg import _client
 
 _VICTIM = int(sys.argv[1])
@@ -33,6 +35,8 @@ def calls_that_need_the_lost_rank() -> None:
     """Each error names the call as the program knows it, and says what helps."""
     rows: Any = np.ones((talweg.size(), 2))
     big: Any = np.ones((talweg.size(), 20_000))
+    model = torch.nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
     for title, text in (
         ("all_gather 'rows'", _aborted(talweg.all_gather, _ONES, "rows")),
         ("all_gather 'rows'", _aborted(talweg.all_gather, _ONES, "rows")),
@@ -45,6 +49,10 @@ def calls_that_need_the_lost_rank() -> None:
         ("tensor 'named'", _aborted(talweg.broadcast, rows, _VICTIM, "named")),
         ("all_gather_object without a name: rank", _aborted(talweg.all_gather_object, 1)),
         ("all_gather_object 'objects': rank", _aborted(talweg.all_gather_object, 1, "objects")),
+        ("broadcast_object without a name:", _aborted(talweg.broadcast_object, 1, _VICTIM)),
+        ("broadcast_object 'thing':", _aborted(talweg.broadcast_object, 1, _VICTIM, "thing")),
+        ("broadcast_parameters:", _aborted(tw.broadcast_parameters, model.state_dict(), _VICTIM)),
+        ("broadcast_optimizer_state:", _aborted(tw.broadcast_optimizer_state, sgd, _VICTIM)),
         ("recv without a name", _aborted(talweg.recv, None, _VICTIM)),
         ("recv 'one'", _aborted(talweg.recv, None, _VICTIM, name="one")),
         ("send 'one'", _aborted(talweg.send, _ONES, _VICTIM, "one")),

@@ -145,6 +145,33 @@ def different_numbers_of_local_sources() -> None:
         assert np.allclose(tf.convert_to_tensor(sliced), [mean, 0.0]), sliced
 
 
+def forms_that_differ() -> None:
+    """One rank has sparse_as_dense. All get an error in the first step, and the next step works."""
+    table = tf.Variable(tf.ones((4, 3)))
+    is_last = hvd.rank() == hvd.size() - 1
+
+    def step(is_dense: bool, own: Callable[[Any], Any]) -> Any:
+        def computed() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, [hvd.rank(), 1]))
+            tape = hvd.DistributedGradientTape(tape, sparse_as_dense=is_dense)
+            return tf.convert_to_tensor(tape.gradient(loss, [table])[0])
+
+        return own(computed)()
+
+    # In a graph only the kernel's library, which may be missing, raises all of TensorFlow's errors.
+    ways = (
+        (lambda function: function, tf.errors.FailedPreconditionError),
+        (tf.function, tf.errors.OpError),
+    )
+    for own, error in ways:
+        for is_dense in (is_last, not is_last):
+            text = "average" if is_dense else "give all ranks the same sparse_as_dense"
+            expect(error, text, step, is_dense, own)
+            found = [step(alike, own).numpy() for alike in (True, False)]
+            assert np.allclose(found[0], found[1]), found
+
+
 def names_without_their_scopes() -> None:
     """Ranks may make an operation in different name scopes, and leave these out of its name."""
     rank, size = hvd.rank(), hvd.size()
@@ -301,6 +328,7 @@ def main() -> int:
         gradients_of_unknown_shapes,
         local_and_global_gradients,
         different_numbers_of_local_sources,
+        forms_that_differ,
         names_without_their_scopes,
         averages_of_integer_slices,
         lives_after_a_graph,

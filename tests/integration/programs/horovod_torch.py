@@ -364,7 +364,7 @@ def optimizer_arguments() -> None:
     refused("found twice: a", [("a", p) for p in parameters])
     refused("tuples", parameters)
     refused("named_parameters", list(model.named_parameters())[1:])
-    refused("> 0", model.named_parameters(), backward_passes_per_step=0)
+    refused("at least 1", model.named_parameters(), backward_passes_per_step=0)
     refused("predivide", model.named_parameters(), op=hvd.Sum, gradient_predivide_factor=2.0)
     refused("groups is 0", model.named_parameters(), groups=0)
     refused("one of the groups", groups=[[parameters[0]], [parameters[0]]])

@@ -64,6 +64,39 @@ def check_names_after_a_mismatch() -> None:
         np.testing.assert_array_equal(run(program, jnp.ones(2)), np.ones(2))
 
 
+def check_agreed_names() -> None:
+    """One rank uses an agreed name for something else. All get the error, and the name is free."""
+    size, is_last = tw.size(), tw.rank() == tw.size() - 1
+    shorter, longer = jnp.ones(2 * size), jnp.ones(3 * size)
+    for call in (tw.push_pull, tw.broadcast, tw.reduce_scatter, tw.all_gather, tw.all_to_all):
+        name = f"agreed by {call.__name__}"
+        for _ in range(2):
+            for _ in range(3):
+                jax.block_until_ready(call(shorter, name=name))
+            expect(talweg.Mismatch, name, call, longer if is_last else shorter, name=name)
+            jax.block_until_ready(call(longer, name=name))
+            expect(talweg.Mismatch, name, call, shorter if is_last else longer, name=name)
+    tw.push_pull(jnp.ones(2), "agreed")
+    expect(
+        talweg.Mismatch,
+        "f16",
+        tw.push_pull,
+        jnp.ones(2, [np.float32, np.float16][is_last]),
+        "agreed",
+    )
+    tw.push_pull(jnp.ones(2), "agreed")
+    ops = [tw.Op.AVERAGE, tw.Op.MAX]
+    mine = f"this rank calls f32[2] all_reduce {'max' if is_last else 'average'} of all ranks"
+    expect(talweg.Mismatch, mine, tw.push_pull, jnp.ones(2), "agreed", ops[is_last])
+
+    step = jax.jit(lambda x: tw.push_pull(x, "agreed") * 2)
+    run(step, jnp.ones(2))
+    for text in ("[3]", "[2]"):
+        run(step, jnp.ones(2))
+        expect(talweg.Mismatch, text, run, step, jnp.ones(2 + is_last))
+    works("agreed")
+
+
 def check_handles() -> None:
     """A handle is collected once, and the name then works again."""
     handle = tw.push_pull_async(jnp.ones(2), "handle")
@@ -171,7 +204,8 @@ def check_one_name_of_two_calls() -> None:
     tw.push_pull({"a": jnp.ones(2)}, "tree")
     expect(talweg.InvalidArgument, "another name", tw.push_pull, jnp.ones(2), "tree['a']")
     works("a name")
-    expect(talweg.InvalidArgument, "name of its own", tw.push_pull, jnp.ones(3), "a name")
+    text = "f32[2] all_reduce average of all ranks and is now used as f32[3] all_reduce average"
+    expect(talweg.InvalidArgument, text, tw.push_pull, jnp.ones(3), "a name")
     works("a name")
 
 

@@ -218,6 +218,7 @@ def disagreements() -> None:
     again = mx.nd.ones((2,))
     bps.byteps_push_pull(again, name="shape")
     assert again.asnumpy().tolist() == [1.0, 1.0]
+    models.check_lengths_that_differ(lambda params: bps.DistributedTrainer(params, "sgd"))
 
 
 def another_life() -> None:

@@ -362,6 +362,7 @@ def disagreements() -> None:
         again = hvd.allreduce(mx.nd.ones((2,)), op=hvd.Sum, name=what)
         assert again.asnumpy().tolist() == [float(hvd.size())] * 2, what
     other_forms()
+    models.check_lengths_that_differ(lambda params: hvd.DistributedTrainer(params, "sgd"))
 
 
 def other_forms() -> None:

@@ -144,6 +144,7 @@ def check_choices() -> None:
         ("compression", none, half, "compression=FP16Compressor"),
         ("gradient_predivide_factor", 1.0, 2.0, "factors 0.5 before and 2 after"),
         ("gradient_predivide_factor", 2.0, 4.0, "factors 0.25 before and 4 after"),
+        ("sparse_as_dense", False, True, "sparse_as_dense=True"),
     )
     for key, *values, text in choices:
         model = model_of((2, 6))
@@ -151,6 +152,22 @@ def check_choices() -> None:
         keywords = {key: values[tw.rank()]}
         optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **keywords)
         step_fails(key, hvd.HorovodInternalError, model, optimizer, [text])
+
+
+def check_sparse_choices() -> None:
+    """The same with sparse gradients, which one rank pushes as rows and the other as a whole."""
+    model = torch.nn.Embedding(4, 3, sparse=True)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        plain, model.named_parameters(), sparse_as_dense=tw.rank() == 1
+    )
+    try:
+        model(torch.tensor([tw.rank()])).sum().backward()
+        optimizer.step()
+    except hvd.HorovodInternalError as error:
+        assert "sparse_as_dense=True" in str(error) and "'weight" in str(error), error
+    else:
+        raise AssertionError("sparse_as_dense: nobody said that the ranks differ")
 
 
 def check_elastic() -> None:
@@ -202,6 +219,7 @@ def main() -> int:
     check_declared()
     check_optimizers()
     check_choices()
+    check_sparse_choices()
     check_parameters()
     check_elastic()
     assert (tw.push_pull(torch.ones(3), "after") == 1).all()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from talweg._collectives.lost_ranks import gone
+from talweg._collectives.lost_ranks import gone, lost_rank
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._declaration import Declaration, Op, numpy_dtype
 from talweg._library.native_arguments import check_name_and_priority, name_for_tensors
@@ -155,6 +155,11 @@ def broadcast_name(name: str | None, root_rank: int) -> str:
     return name_for_tensors(f"{name}.{root_rank}")
 
 
+def broadcast_call(name: str | None) -> str:
+    """Returns how errors name a broadcast_object() of that name."""
+    return "broadcast_object without a name" if name is None else f"broadcast_object '{name}'"
+
+
 def gather_name(name: str | None) -> str:
     """Returns the same for all_gather_object(), whose name a broadcast_object() may have, too."""
     if name is None:
@@ -183,10 +188,12 @@ class ByteStream:
         length: int = 0,
         process_set: ProcessSet | None = None,
         is_failure: bool = False,
+        call: str = "",
     ) -> None:
         """`length` is that of all pieces together. The root's value counts, for every rank.
 
-        With `is_failure` the pieces say why the root has nothing else to send.
+        With `is_failure` the pieces say why the root has nothing else to send. `call` is how errors
+        name the program's call, if a rank is lost.
         """
         self._group = Group(client, process_set, "broadcast")
         self.is_root = client.rank == root_rank
@@ -194,7 +201,11 @@ class ByteStream:
         self._client = client
         self._root_rank = root_rank
         group = self._group
-        client.run(f"{name}.length", told, Op.BROADCAST, root_rank, group.listed, group.suffix)
+        self._call = call
+        try:
+            client.run(f"{name}.length", told, Op.BROADCAST, root_rank, group.listed, group.suffix)
+        except Aborted as aborted:
+            raise lost_rank(aborted, call) from None
         self.length = abs(int(told[0]))
         self.is_failure = bool(told[0] < 0)
         self._capacity = min(_capacity_bytes(self.length), _CHUNK_BYTES)
@@ -259,11 +270,13 @@ class ByteStream:
             return
         try:
             self._client.synchronize(handle, None)
-        except TalwegError:
+        except TalwegError as failure:
             for other in self._handles:  # No round stays open.
                 if other is not None:
                     with contextlib.suppress(TalwegError):
                         self._client.synchronize(other, None)
+            if isinstance(failure, Aborted):
+                raise lost_rank(failure, self._call) from None
             raise
 
 
@@ -273,15 +286,18 @@ def broadcast_bytes(
     root_rank: int,
     name: str,
     process_set: ProcessSet | None = None,
+    call: str = "",
 ) -> np.ndarray:
     """Returns the root's bytes on every other rank, whose `payload` is ignored; at the root its
-    `data`.
+    `data`. `call`: as of ByteStream.
 
     If the root has failed, raises the root's error there, and InvalidArgument with its text at the
     others.
     """
     failure = payload.failure
-    stream = ByteStream(client, root_rank, name, payload.length, process_set, failure is not None)
+    stream = ByteStream(
+        client, root_rank, name, payload.length, process_set, failure is not None, call
+    )
     if stream.is_root:
         data: np.ndarray = np.frombuffer(payload.data, dtype=np.uint8)
         stream.carry(data)
@@ -299,13 +315,20 @@ def broadcast_bytes(
 
 
 def broadcast_object(
-    client: Client, value: Any, root_rank: int, name: str, process_set: ProcessSet | None = None
+    client: Client,
+    value: Any,
+    root_rank: int,
+    name: str,
+    process_set: ProcessSet | None = None,
+    call: str = "",
 ) -> Any:
-    """Returns the root's `value` on every rank; other ranks' `value` is ignored."""
+    """Returns the root's `value` on every rank; other ranks' `value` is ignored. `call`: as of
+    ByteStream.
+    """
     Group(client, process_set, "broadcast_object").require_root(root_rank, "broadcast_object")
     is_root = client.rank == root_rank
     payload = Payload.of(lambda: dumped(value)) if is_root else Payload()
-    data = broadcast_bytes(client, payload, root_rank, name, process_set)
+    data = broadcast_bytes(client, payload, root_rank, name, process_set, call)
     return value if is_root else pickle.loads(data.data)
 
 

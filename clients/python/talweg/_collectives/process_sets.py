@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Iterable
 
 from talweg import _client
@@ -13,6 +12,7 @@ from talweg._library.native_arguments import (
     NAME_BYTES_MAX,
     encode,
     name_for_tensors,
+    whole,
     whole_numbers,
 )
 from talweg.errors import InvalidArgument
@@ -122,9 +122,9 @@ class Group:
 
     def require_root(self, root_rank: int, operation: str) -> int:
         """Returns the root's place in the group."""
-        # Any integer type will do. `in` alone would take 1.0, too.
-        if hasattr(root_rank, "__index__") and operator.index(root_rank) in self.ranks:
-            return self.ranks.index(operator.index(root_rank))
+        root = whole(f"{operation}: root_rank", root_rank)
+        if root in self.ranks:
+            return self.ranks.index(root)
         where = (
             f"ProcessSet({list(self.listed)})"
             if self.listed

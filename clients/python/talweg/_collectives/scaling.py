@@ -12,7 +12,7 @@ import numpy as np
 
 from talweg._client import Client
 from talweg._declaration import DType
-from talweg.errors import InvalidArgument
+from talweg.errors import InvalidArgument, WrongType
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Factors:
     postscale: float = 1.0
 
     def require(self, dtype: DType, operation: str) -> None:
-        """Raises InvalidArgument if a tensor of `dtype` cannot be scaled by the factors."""
+        """Raises InvalidArgument if a tensor of `dtype` cannot be scaled by the factors, and
+        WrongType for factors that are no numbers.
+        """
         for name, value in (("prescale", self.prescale), ("postscale", self.postscale)):
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-                raise InvalidArgument(
-                    f"{operation}: {name}_factor is {value!r}; it must be a number"
-                )
+                raise WrongType(f"{operation}: {name}_factor is {value!r}; it must be a number")
             try:
                 float(value)
             except OverflowError:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from talweg import _interrupts
+from talweg._arguments import passes_of
 from talweg._exchange.adapter import DENSE, UNKNOWN, Adapter, Parameter, Refusal, Tensor
 from talweg._exchange.forms import Forms
 from talweg._exchange.marks import BATCH, BATCH_AND_LOSS, NO_BATCH, Marks
@@ -155,9 +156,7 @@ class GradientExchange:
         return self._passes
 
     def set_passes(self, passes: int) -> None:
-        if passes < 1:
-            raise InvalidArgument(f"backward_passes_per_step is {passes}; it must be at least 1")
-        self._passes = passes
+        self._passes = passes_of(passes)
 
     def add(self, parameters: Iterable[Parameter]) -> list[int | None]:
         """Adds parameters, between two steps and at every rank alike. activate() makes them take

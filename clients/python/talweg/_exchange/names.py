@@ -16,6 +16,9 @@ FROZEN = ", frozen"
 COMPRESSED = ", compressed by "
 # What it goes on with if gradients are not just averaged.
 COMBINED = ", combined with "
+_SAME_CHOICES = (
+    ", and give its optimizer the same operation, compression, factors and sparse_as_dense"
+)
 
 
 class ModelMismatch(Mismatch):
@@ -75,5 +78,5 @@ class Names:
             "every rank"
             + ", and freeze and thaw them at all ranks alike" * is_frozen
             + ", and give its optimizer the same compression" * (is_compressed and not is_combined)
-            + ", and give its optimizer the same operation, compression and factors" * is_combined
+            + _SAME_CHOICES * is_combined
         )

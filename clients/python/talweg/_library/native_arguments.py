@@ -24,11 +24,11 @@ def name_for_tensors(name: str) -> str:
 
 
 def whole(what: str, value: Any) -> int:
-    """Returns a whole number, of Python or another library; raises InvalidArgument for others."""
+    """Returns a whole number, of Python or another library; raises WrongType for others."""
     try:
         return operator.index(value)
     except TypeError:
-        raise errors.InvalidArgument(f"{what} is {value!r}; it must be a whole number") from None
+        raise errors.WrongType(f"{what} is {value!r}; it must be a whole number") from None
 
 
 def whole_numbers(what: str, values: Any, wanted: str) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from talweg import _client
+from talweg._arguments import factor_of, require_compressor
 from talweg._collectives.process_sets import Group
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument
@@ -50,6 +51,9 @@ class Choices:
     is_adasum: bool = False  # See Reduction.
     # Makes the call that combines gradients. So it may raise other errors in place of Talweg's.
     guard: Callable[[Callable[[], Any]], Any] = lambda call: call()
+
+    def __post_init__(self) -> None:
+        require_compressor(self.compression, "gradients")
 
     def add_local(self, variables: Iterable[Any]) -> None:
         self.local.update(key_of(variable) for variable in variables)
@@ -119,7 +123,8 @@ class Slices:
         if is_whole:
             how = replace(how, op=Op.SUM, prescale=1.0, postscale=1.0)
         own = None if name is None else f"{name}.rows"
-        summed, indices = _ops.sum_rows(self._values, self._indices, rows, own, how)
+        of = (self._values, self._indices, rows, own, how)
+        summed, indices = _ops.sum_rows(*of, whole=name)
         summed = choices.compression.decompress(summed, self._context)
         if is_whole:
             if choices.op is Op.AVERAGE:
@@ -225,6 +230,7 @@ def predivided(op: Op, factor: float) -> tuple[Op, float, float]:
 
     The average divides by the number of ranks at the time of the round.
     """
+    factor = factor_of(factor, "gradient_predivide_factor")
     if factor == 1.0:
         return op, 1.0, 1.0
     if op is not Op.AVERAGE:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import talweg
 from talweg import _client
+from talweg._library.native_arguments import whole
 from talweg.errors import InvalidArgument
 from talweg.tensorflow import _graphs, _variables
 
@@ -42,7 +43,7 @@ class BroadcastVariables(Hooks):
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
-        self.root_rank = root_rank
+        self.root_rank = whole("root_rank", root_rank)
         self.device = device
         self.broadcast_done = False
         self._local = [_variables.tf_variable(each).ref() for each in local_variables or []]

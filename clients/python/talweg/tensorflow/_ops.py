@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from talweg import _client
-from talweg._arguments import chosen_op
+from talweg._arguments import chosen_op, factors_of
 from talweg._client import Client
 from talweg._collectives import objects
 from talweg._collectives.process_sets import Group, ProcessSet
@@ -158,7 +158,8 @@ def _reduction(
     priority: int,
 ) -> Reduction:
     wanted = chosen_op(op, average)
-    return Reduction(wanted, prescale_factor, postscale_factor, process_set, priority)
+    factors = factors_of(prescale_factor, postscale_factor, "push_pull")
+    return Reduction(wanted, *factors, process_set, priority)
 
 
 @plain
@@ -271,8 +272,8 @@ def broadcast_object(
     process_set: ProcessSet | None = None,
 ) -> Any:
     """Returns the root's object at every rank; blocks. Uses pickle: only for ranks you trust."""
-    own = objects.broadcast_name(name, root_rank)
-    return objects.broadcast_object(_client.current(), obj, root_rank, own, process_set)
+    own, call = objects.broadcast_name(name, root_rank), objects.broadcast_call(name)
+    return objects.broadcast_object(_client.current(), obj, root_rank, own, process_set, call)
 
 
 def all_gather_object(
@@ -310,14 +311,20 @@ def gather_many(
 
 
 def sum_rows(
-    values: tf.Tensor, indices: tf.Tensor, rows: tf.Tensor, name: str | None, how: Reduction
+    values: tf.Tensor,
+    indices: tf.Tensor,
+    rows: tf.Tensor,
+    name: str | None,
+    how: Reduction,
+    whole: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the values and the indices of the ranks' sum of a tensor with so many `rows`, without
-    gradients. Each index comes once.
+    gradients. Each index comes once. `whole`: the name under which another rank would push it
+    whole.
     """
     _client.current()
     part = Part(
-        lambda own, at, count: _rounds.start_sparse_sum(own, at, count, name, how),
+        lambda own, at, count: _rounds.start_sparse_sum(own, at, count, name, how, whole),
         [values, indices, rows],
         [(values.dtype, _rows_unknown(values)), (indices.dtype, tf.TensorShape([None]))],
     )

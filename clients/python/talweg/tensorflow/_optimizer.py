@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from talweg import _client
+from talweg._arguments import passes_of
 from talweg._client import Client
 from talweg.errors import InvalidArgument, Unsupported
 from talweg.tensorflow import _gradients, _graphs
@@ -406,10 +407,7 @@ def distribute_by(
     The object gets a subclass with its class's name, so a saved model needs nothing of Talweg.
     """
     methods = _methods_for(optimizer)
-    if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgument(
-            f"backward_passes_per_step is {passes!r}; it must be a whole number, at least 1"
-        )
+    passes_of(passes)
     cls = type(optimizer)
     if not issubclass(cls, methods):
         # tf-keras looks up a class's public name in the class itself, not in its bases.

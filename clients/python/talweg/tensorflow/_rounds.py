@@ -17,7 +17,7 @@ from talweg._collectives.numpy_calls import COLLECTIVES
 from talweg._collectives.process_sets import Group, ProcessSet
 from talweg._collectives.scaling import Factors, average_integers
 from talweg._collectives.sparse_rows import SparseRows
-from talweg._declaration import Op, numpy_dtype
+from talweg._declaration import DType, Op, numpy_dtype
 from talweg._elastic.membership import membership_of
 from talweg.errors import Busy, InvalidArgument, Timeout
 
@@ -107,6 +107,36 @@ class Pending:
             return True
 
 
+@dataclass
+class _Rows:
+    """A sum of rows, and the round that finds ranks which push the whole gradient instead."""
+
+    form: Pending
+    rows: Pending
+    name: str
+    is_alike: bool = False
+
+    def wait(self, timeout_s: float | None = None) -> list[np.ndarray]:
+        if not self.is_alike:
+            try:
+                self.form.wait(timeout_s)
+            except Timeout:
+                raise
+            except Exception as failure:
+                self.rows.at_end()
+                if isinstance(failure, talweg.Mismatch):
+                    raise talweg.Mismatch(
+                        f"'{self.name}': this rank pushes rows, and another one a whole gradient "
+                        f"({failure}): give all ranks the same sparse_as_dense"
+                    ) from None
+                raise
+            self.is_alike = True
+        return self.rows.wait(timeout_s)
+
+    def poll(self) -> bool:
+        return self.rows.poll() if self.is_alike else self.form.poll()
+
+
 def keeps_own(client: Client, name: str | None, how: Reduction) -> bool:
     """Whether this rank's own tensor is the result of this execution."""
     return how.own_at_entry and name is not None and membership_of(client).keeps_own(name)
@@ -188,19 +218,45 @@ def start_all_gather(
     )
 
 
+# What ranks that push rows declare under the name that the whole gradient would have.
+_FORM: np.ndarray = np.ones(1, np.uint8)
+
+
+def _start_form(client: Client, whole: str, how: Reduction) -> Pending | None:
+    """Starts the round that finds ranks which push the whole gradient, under its name. None: all
+    ranks have done so before. Ranks that enter later do not: the others have no such round then.
+    """
+    group = Group(client, how.process_set, how.operation)
+    known = client.tensors.known(group.name_of(whole))
+    is_done = known is not None and known.declaration.dtype is DType.U8
+    if is_done or membership_of(client).began_apart:
+        return None
+    out, of = np.empty_like(_FORM), (how.priority, 0, how.process_set)
+    return Pending(numpy_rounds.start(_FORM, out, Op.MAX, whole, *of))
+
+
 def start_sparse_sum(
-    values: np.ndarray, indices: np.ndarray, rows: np.ndarray, name: str | None, how: Reduction
+    values: np.ndarray,
+    indices: np.ndarray,
+    rows: np.ndarray,
+    name: str | None,
+    how: Reduction,
+    whole: str | None = None,
 ) -> Started:
     """Starts the sum of a tensor of which each rank gives some rows; `rows` says how many it has.
     The results are the sum's values and indices. It goes on without ranks that have joined.
+
+    Raises Mismatch if another rank pushes a tensor named `whole` instead.
     """
-    if keeps_own(_client.current(), name, how):
+    client = _client.current()
+    if keeps_own(client, name, how):
         return Own([values.copy(), indices.copy()])
+    form = None if whole is None else _start_form(client, whole, how)
 
     def shape(result: SparseRows) -> list[np.ndarray]:
         return [result.values, result.indices.astype(indices.dtype)]
 
-    return _start_held(
+    summed = _start_held(
         name,
         how.process_set,
         lambda: talweg.push_pull_sparse_async(
@@ -216,6 +272,7 @@ def start_sparse_sum(
         ),
         shape,
     )
+    return summed if form is None else _Rows(form, summed, str(whole))
 
 
 def start_reduce_scatter(array: np.ndarray, name: str | None, how: Reduction) -> Pending:

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from talweg import _client
 from talweg._collectives.process_sets import ProcessSet
-from talweg.errors import InvalidArgument, WrongType
+from talweg._library.native_arguments import whole
+from talweg.errors import WrongType
 from talweg.tensorflow import _ops
 
 
@@ -88,9 +89,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self, root_rank: int, device: str = "") -> None:
         """`device` is the operations' device; "" leaves it to TensorFlow."""
         super().__init__()
-        if not isinstance(root_rank, int):
-            raise InvalidArgument(f"root_rank is {root_rank!r}; it must be a rank's number")
-        self.root_rank = root_rank
+        self.root_rank = whole("root_rank", root_rank)
         self.device = device
         self._operation: Any = None
 

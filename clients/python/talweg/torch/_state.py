@@ -23,12 +23,16 @@ import torch
 from talweg import _client
 from talweg._client import Client, Handle
 from talweg._collectives import objects
+from talweg._collectives.lost_ranks import lost_rank
 from talweg._collectives.objects import ByteStream, Payload
 from talweg._declaration import Op
 from talweg.errors import InvalidArgument, Mismatch, TalwegError
 from talweg.torch import _cuda
 from talweg.torch._checks import has_memory
 from talweg.torch._tensors import finish, for_autograd, mark_changed, start
+
+# How errors name the calls.
+_PARAMETERS, _STATE = "broadcast_parameters", "broadcast_optimizer_state"
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def _raise_at_all(client: Client, failures: list[Exception]) -> None:
     own = failures[0] if failures else None
     told = "" if own is None else str(own)
     everybodys = objects.all_gather_object(
-        client, (isinstance(own, Mismatch), told), "talweg.parameters.end"
+        client, (isinstance(own, Mismatch), told), "talweg.parameters.end", call=_PARAMETERS
     )
     if own is not None:
         raise own
@@ -150,7 +154,7 @@ def _tell(client: Client, entries: list[_Entry], root_rank: int) -> tuple[ByteSt
     streamed = sum(entry.nbytes for entry in entries if entry.is_streamed)
     size = np.array([len(header)], dtype=np.int64)
     length = size.nbytes + len(header) + streamed
-    stream = ByteStream(client, root_rank, f"parameters.{root_rank}", length)
+    stream = ByteStream(client, root_rank, f"parameters.{root_rank}", length, call=_PARAMETERS)
     stream.carry(size.view(np.uint8))
     told: np.ndarray = np.empty(int(size[0]), dtype=np.uint8)
     if stream.is_root:
@@ -203,7 +207,7 @@ def _broadcast_alone(
         except TalwegError as error:
             failure = failure or error
     if failure is not None:
-        raise failure
+        raise lost_rank(failure, _PARAMETERS)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
@@ -217,7 +221,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
     payload = Payload.of(saved) if client.rank == root_rank else Payload()
     name = f"optimizer_state.{root_rank}"
-    data = objects.broadcast_bytes(client, payload, root_rank, name)
+    data = objects.broadcast_bytes(client, payload, root_rank, name, call=_STATE)
     if client.rank != root_rank:
         # To host memory first, and not to the root's GPU. The optimizer moves it to its own device.
         # Hyperparameters may be any objects, such as NumPy's numbers, and a rank of the job is trusted.

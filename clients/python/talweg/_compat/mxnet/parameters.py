@@ -11,6 +11,7 @@ import mxnet as mx
 from mxnet.gluon.parameter import DeferredInitializationError, Parameter
 
 from talweg import _client
+from talweg._collectives.process_sets import Group
 from talweg._compat.mxnet import rounds
 from talweg._compat.mxnet.rounds import Reduction
 from talweg._declaration import Encoding, Op
@@ -18,10 +19,11 @@ from talweg._declaration import Encoding, Op
 
 def broadcast_all(tensors: list[tuple[str, mx.nd.NDArray]], root_rank: int) -> None:
     """Makes the (name, tensor) of every rank equal to the root's. All are agreed on together."""
-    if not tensors or _client.current().size == 1:
+    client, operation = _client.current(), "broadcast_parameters"
+    Group(client, None, operation).require_root(root_rank, operation)
+    if not tensors or client.size == 1:
         return
     reduction = Reduction(Op.BROADCAST, root_rank=root_rank)
-    operation = "broadcast_parameters"
     declared = [(name, tensor, 0, Encoding.PLAIN) for name, tensor in tensors]
     rounds.declare_all(declared, reduction, operation)
     for name, tensor in tensors:

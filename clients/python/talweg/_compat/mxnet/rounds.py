@@ -24,7 +24,7 @@ from talweg._collectives.scaling import NO_FACTORS, Factors, average_integers
 from talweg._compat.mxnet import engine
 from talweg._compat.mxnet.engine import Completion
 from talweg._declaration import Declaration, DType, Encoding, Op, numpy_dtype
-from talweg.errors import InvalidArgument, WrongType
+from talweg.errors import InvalidArgument, Mismatch, WrongType
 
 # How long closing waits for the engine's operations before it closes all the same.
 _FLUSH_S = 10.0
@@ -148,6 +148,7 @@ class _Round:
     reduction: Reduction
     priority: int
     travel: Travel = AS_IT_IS
+    mismatch: Mismatch | None = None  # Why the round fails, if that is known before it begins.
     array: Any = None
 
     def start(self, array: mx.nd.NDArray) -> None:
@@ -157,6 +158,8 @@ class _Round:
         engine.push([self.array, turn], self._begin, self.priority, f"talweg.{self.turn}")
 
     def _begin(self, completion: Completion) -> None:
+        if self.mismatch is not None:
+            raise self.mismatch
         client, address = self.rounds.client, engine.address_of(self.array)
         if self.travel.prepare is not None:
             self.travel.prepare(address)
@@ -237,13 +240,19 @@ def declare_all(
     _client.current().tensors.settle(declarations)
 
 
-def _settle(client: Client, name: str, declaration: Declaration, priority: int) -> None:
-    """Agrees on a new name here, as an operation must not wait; raises Mismatch on disagreement."""
+def _settle(client: Client, name: str, declaration: Declaration, priority: int) -> Mismatch | None:
+    """Agrees on a new name here, as an operation must not wait. Returns the disagreement, if any.
+
+    The rank that declares a name first hears of a disagreement in the round, and the others hear of
+    it here. All have started the same rounds if it fails the round everywhere.
+    """
     mismatch = client.tensors.disagreed(name)
-    if mismatch is not None:
-        raise mismatch
-    if client.tensors.is_new(name):
-        client.tensors.declare(name, declaration, priority)
+    if mismatch is None and client.tensors.is_new(name):
+        try:
+            client.tensors.declare(name, declaration, priority)
+        except Mismatch as disagreement:
+            return disagreement
+    return mismatch
 
 
 def start(
@@ -266,13 +275,14 @@ def start(
     declaration, group = _declaration(tensor, dtype, reduction, operation, travel.encoding)
     declaration.require(operation if name is None else f"tensor '{name}'")
     client = own.client
+    mismatch = None
     if name is None:
         turns = 1 if client.nodes_change else _TURNS
         turn = f"talweg.mxnet.{client.count_nameless(f'mxnet{group.suffix}') % turns}"
     else:
         turn = name + group.suffix
-        _settle(client, turn, declaration, priority)
-    round_ = _Round(own, name, turn, declaration, group, reduction, priority, travel)
+        mismatch = _settle(client, turn, declaration, priority)
+    round_ = _Round(own, name, turn, declaration, group, reduction, priority, travel, mismatch)
     if _is_on_host(tensor) and (is_fresh or not _may_be_in_own_layout(tensor)):
         round_.start(tensor)
         return

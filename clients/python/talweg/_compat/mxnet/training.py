@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from talweg import _client
+from talweg._arguments import require_compressor
 from talweg._call_site import warn
 from talweg._client import Client
 from talweg._compat.mxnet import rounds
@@ -30,6 +31,7 @@ class Gradients:
         name_of: Callable[[Any], str],
         compression: Any = NoneCompressor,
     ) -> None:
+        require_compressor(compression, "DistributedTrainer")
         self._reduction = reduction
         self._name_of = name_of
         self._compression = compression

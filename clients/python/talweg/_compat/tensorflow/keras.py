@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
+from talweg._arguments import compressed, factors_of
 from talweg._declaration import Op
 from talweg.tensorflow import _graphs, _ops, _variables
 from talweg.tensorflow._compression import NoneCompressor
@@ -34,8 +35,8 @@ def reduce_value(
             reduce_value(each, own, op, prescale, postscale, compression)
             for each, own in zip(value, names)
         ]
-    pushed, context = compression.compress(tf.convert_to_tensor(value))
-    how = Reduction(op, prescale, postscale)
+    pushed, context = compressed(tf.convert_to_tensor(value), compression, "allreduce")
+    how = Reduction(op, *factors_of(prescale, postscale, "allreduce"))
     [reduced] = _ops.reduce_tensors([pushed], [_ops.unique_name("keras", pushed, name)], how)
     return _graphs.evaluated(compression.decompress(reduced, context))
 

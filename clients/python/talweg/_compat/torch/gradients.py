@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from talweg._arguments import require_compressor
 from talweg._calls import Calls
 from talweg._client import Handle
 from talweg._collectives.scaling import Factors
@@ -36,6 +37,10 @@ class Choices:
     sparse_as_dense: bool = False  # Sparse gradients are pushed as dense ones.
     members: Any = None  # A process set; None: all ranks.
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.compression, Compression):
+            require_compressor(self.compression, "DistributedOptimizer")
+
     @property
     def are_usual(self) -> bool:
         return (
@@ -58,16 +63,21 @@ class Choices:
             words.append(f"compression={kind.__name__}")
         if self.prescale != 1.0 or self.postscale != 1.0:
             words.append(f"factors {self.prescale:g} before and {self.postscale:g} after the sum")
+        if self.sparse_as_dense:
+            words.append("sparse_as_dense=True")
         return f"{COMBINED}{', '.join(words)}" if words else ""
 
 
 def require_cast(compression: Any, call: str) -> None:
-    """Raises InvalidArgument for a value of talweg.compression, which is for averages of gradients."""
+    """Raises InvalidArgument for a value of talweg.compression, which is for averages of gradients,
+    and WrongType for what is no compressor.
+    """
     if isinstance(compression, Compression):
         raise InvalidArgument(
             f"{call}: compression={compression} is for optimizers that average gradients; here use "
             "Compression.none or Compression.fp16"
         )
+    require_compressor(compression, call)
 
 
 class ChosenAverager(GradientAverager):

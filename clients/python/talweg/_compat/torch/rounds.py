@@ -12,8 +12,8 @@ import talweg.torch as tw
 from talweg import _client
 from talweg._client import Handle
 from talweg._client.session import Failed, Pending
+from talweg._collectives.process_sets import Group
 from talweg._collectives.scaling import average_integers
-from talweg._counted import counted
 from talweg._declaration import Op
 from talweg.errors import Busy, InvalidArgument, Mismatch
 from talweg.torch import _tensors
@@ -130,11 +130,7 @@ def broadcast(
 ) -> Pending:
     """Starts a broadcast, by push_pull()'s rules. The result is the root's tensor."""
     client = _client.current()
-    if not 0 <= root_rank < client.size:
-        raise InvalidArgument(
-            f"root_rank is {root_rank}, but the job has {counted(client.size, 'rank')} "
-            f"(0 to {client.size - 1})"
-        )
+    Group(client, members, "broadcast").require_root(root_rank, "broadcast")
     out = tensor if in_place else torch.empty_like(tensor, requires_grad=False)
     try:
         handle = _start(client, tensor.detach(), out, Op.BROADCAST, name, 0, members, root_rank)

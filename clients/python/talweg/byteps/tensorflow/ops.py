@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from talweg import _client
+from talweg._arguments import compressed
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg._declaration import Op
@@ -93,7 +94,8 @@ def push_pull(
             return reduce_slices(tensor, own, wanted, None, compression)
     own = _name(scope, "BytePSPushPull", tensor, name)
     with tf.device(device_dense):
-        pushed, context = compression.compress(_ops.as_tensor(tensor, "push_pull"))
+        given = _ops.as_tensor(tensor, "push_pull")
+        pushed, context = compressed(given, compression, "push_pull")
         [reduced] = _ops.reduce_tensors([pushed], [own], Reduction(wanted))
         return compression.decompress(reduced, context)
 

@@ -97,9 +97,8 @@ def PartialDistributedOptimizer(
     The parameters are those of Horovod's documentation. Horovod's code lacks the two after `op`.
     Arguments may be passed by position in either order.
     """
-    if not isinstance(backward_passes_per_step, int) or isinstance(
-        average_aggregated_gradients, ProcessSet
-    ):
+    has_groups_here = backward_passes_per_step is None or isinstance(backward_passes_per_step, list)
+    if has_groups_here or isinstance(average_aggregated_gradients, ProcessSet):
         given_groups, given_set, given_layers, given_scale = (
             backward_passes_per_step,
             average_aggregated_gradients,

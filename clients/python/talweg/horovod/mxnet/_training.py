@@ -7,6 +7,7 @@ from typing import Any
 
 import mxnet as mx
 
+from talweg._arguments import factor_of
 from talweg._collectives.scaling import Factors
 from talweg._compat.mxnet import kvstore
 from talweg._compat.mxnet.compression import Compression
@@ -21,7 +22,7 @@ from talweg.horovod.common.process_sets import ProcessSet, global_process_set, m
 
 def _check(gradient_predivide_factor: float, num_groups: int) -> None:
     """Checks the arguments. Groups have no effect: small gradients share frames anyway."""
-    if not gradient_predivide_factor > 0:
+    if not factor_of(gradient_predivide_factor, "gradient_predivide_factor") > 0:
         raise InvalidArgument(
             f"gradient_predivide_factor is {gradient_predivide_factor}; it must be larger than 0"
         )

@@ -9,6 +9,8 @@ import mxnet as mx
 from mxnet.gluon import ParameterDict
 
 import talweg
+from talweg import _client
+from talweg._collectives.process_sets import Group
 from talweg._compat.mxnet.errors import internal
 from talweg._compat.mxnet.parameters import broadcast_all, data_of
 from talweg.horovod.common import basics
@@ -29,7 +31,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         )
     if prefix is not None and not isinstance(prefix, str):
         raise ValueError(f"prefix is {prefix!r}; it must be a str")
-    if internal(talweg.size) == 1:
+    client = internal(_client.current)
+    Group(client, None, "broadcast_parameters").require_root(root_rank, "broadcast_parameters")
+    if client.size == 1:
         return
     tensors = []
     for name, value in sorted(params.items()):

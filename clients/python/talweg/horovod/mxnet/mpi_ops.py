@@ -15,7 +15,7 @@ import numpy as np
 
 import talweg
 from talweg import _client
-from talweg._arguments import listed
+from talweg._arguments import factors_of, listed
 from talweg._client.session import Pending, Several
 from talweg._collectives.scaling import Factors
 from talweg._compat.mxnet import collectives, rounds
@@ -77,7 +77,8 @@ def reduction_of(
 ) -> Reduction:
     """Returns what a call asks for; raises NotImplementedError for Adasum."""
     members = _members(process_set, operation)
-    return Reduction(basics.op_of(op, None, operation), Factors(prescale, postscale), members)
+    factors = Factors(*factors_of(prescale, postscale, operation))
+    return Reduction(basics.op_of(op, None, operation), factors, members)
 
 
 # ----- allreduce -----

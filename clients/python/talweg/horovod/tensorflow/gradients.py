@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from talweg._arguments import passes_of
 from talweg._call_site import warn
 from talweg._compat.tensorflow import names
 from talweg._compat.tensorflow.failures import guard
@@ -121,12 +122,13 @@ def DistributedOptimizer(
         scale_local_gradients,
         "DistributedOptimizer",
     )
-    if _optimizer.is_v1(optimizer) and backward_passes_per_step > 1 and tf.executing_eagerly():
+    passes = passes_of(backward_passes_per_step)
+    if _optimizer.is_v1(optimizer) and passes > 1 and tf.executing_eagerly():
         raise ValueError(
             "backward_passes_per_step > 1 is not supported yet for legacy optimizers when "
             "executing eagerly: use an optimizer of Keras"
         )
-    return distribute(optimizer, choices, backward_passes_per_step, average_aggregated_gradients)
+    return distribute(optimizer, choices, passes, average_aggregated_gradients)
 
 
 def DistributedGradientTape(

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import talweg
 from talweg import Op, _client
-from talweg._arguments import listed
+from talweg._arguments import compressed, factors_of, listed
 from talweg._compat.tensorflow.failures import operation
 from talweg._compat.tensorflow.slices import reduce_slices
 from talweg.errors import InvalidArgument, NotInitialized
@@ -83,6 +83,7 @@ def _reduction(
     process_set: ProcessSet,
     operation_name: str,
 ) -> Reduction:
+    pre, post = factors_of(pre, post, operation_name)
     wanted, members = basics.resolve(op, average), members_of(process_set, operation_name)
     if basics.is_adasum(wanted):
         return Reduction(Op.SUM, pre, post, members, is_adasum=True)
@@ -125,7 +126,8 @@ def allreduce(
     unique = _name("allreduce", tensor, name, ignore_name_scope)
     how = _reduction(op, average, prescale_factor, postscale_factor, process_set, "allreduce")
     with tf.device(device_dense):
-        pushed, context = compression.compress(_ops.as_tensor(tensor, "allreduce"))
+        own = _ops.as_tensor(tensor, "allreduce")
+        pushed, context = compressed(own, compression, "allreduce")
         [reduced] = _ops.reduce_tensors([pushed], [unique], how)
         return compression.decompress(reduced, context)
 
@@ -183,7 +185,8 @@ def grouped_allreduce(
     )
     with tf.device(device_dense):
         pushed = [
-            compression.compress(_ops.as_tensor(each, "grouped_allreduce")) for each in tensors
+            compressed(_ops.as_tensor(each, "grouped_allreduce"), compression, "grouped_allreduce")
+            for each in tensors
         ]
         reduced = _ops.reduce_tensors([tensor for tensor, _ in pushed], names, how)
         return [
@@ -298,7 +301,7 @@ def _scatter(
     compression: Any,
     how: Reduction,
 ) -> list[Any]:
-    pushed = [compression.compress(_ops.as_tensor(each, kind)) for each in tensors]
+    pushed = [compressed(_ops.as_tensor(each, kind), compression, kind) for each in tensors]
     results = _ops.scatter_tensors([tensor for tensor, _ in pushed], names, how, kind)
     return [
         compression.decompress(result, context) for result, (_, context) in zip(results, pushed)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from talweg._arguments import passes_of
 from talweg._compat.names import names
 from talweg._compat.torch import collectives
 from talweg.errors import InvalidArgument
@@ -32,7 +33,7 @@ class _OwnGradients:
         return self._horovod_passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        self._horovod_passes = passes
+        self._horovod_passes = passes_of(passes)
 
     def synchronize(self) -> None:
         """Returns at once."""

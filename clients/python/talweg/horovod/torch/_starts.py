@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from talweg._arguments import factors_of
 from talweg._client.session import Pending
 from talweg._compat.torch import collectives, rounds
 from talweg._declaration import Op
@@ -49,6 +50,7 @@ def reduce(
     operation: str = "allreduce",
 ) -> Pending:
     _dense(tensor, operation)
+    pre, post = factors_of(pre, post, operation)
     members = members_of(process_set, operation)
     if basics.is_adasum(op):
         out = tensor if in_place else None
@@ -159,6 +161,7 @@ def scatter(
     operation: str = "reducescatter",
 ) -> Pending:
     _vector(tensor, operation)
+    pre, post = factors_of(pre, post, operation)
     members = members_of(process_set, operation)
     if op == Adasum:
         raise HorovodInternalError(f"{operation}: Adasum is not offered")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import talweg
-from talweg._arguments import listed
+from talweg._arguments import compressed, listed
 from talweg._client.session import Pending
 from talweg._compat.torch import gradients
 from talweg._compat.torch.compression import Compression
@@ -169,7 +169,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Returns the reduction of `tensor` over all ranks; differentiable."""
     wanted = basics.resolve(op, average)
-    pushed, context = compression.compress(tensor)
+    pushed, context = compressed(tensor, compression, "allreduce")
     result = _Allreduce.apply(pushed, name, wanted, prescale_factor, postscale_factor, process_set)
     decompressed: torch.Tensor = compression.decompress(result, context)
     return decompressed
@@ -269,7 +269,7 @@ def grouped_allreduce(
     """Returns the reductions of all tensors; differentiable."""
     wanted = basics.resolve(op, average)
     tensors = listed(tensors, "grouped_allreduce")
-    pushed = [compression.compress(tensor) for tensor in tensors]
+    pushed = [compressed(tensor, compression, "grouped_allreduce") for tensor in tensors]
     results = _GroupedAllreduce.apply(
         name,
         wanted,
@@ -518,7 +518,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Returns this rank's rows of the reduction; differentiable."""
-    pushed, context = compression.compress(tensor)
+    pushed, context = compressed(tensor, compression, "reducescatter")
     result = _Reducescatter.apply(pushed, name, op, process_set, prescale_factor, postscale_factor)
     decompressed: torch.Tensor = compression.decompress(result, context)
     return decompressed

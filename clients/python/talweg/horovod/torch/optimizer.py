@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from talweg._arguments import factor_of, passes_of
 from talweg._call_site import warn
 from talweg._compat.names import names
 from talweg._compat.torch import gradients
@@ -144,6 +145,7 @@ def _choices(
     compression: Any, op: int, factor: float, sparse_as_dense: bool, process_set: ProcessSet
 ) -> gradients.Choices:
     wanted = basics.op_of(op, None, "DistributedOptimizer")
+    factor = factor_of(factor, "DistributedOptimizer: gradient_predivide_factor")
     if factor != 1.0:
         if wanted is not Op.AVERAGE:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -181,8 +183,7 @@ def DistributedOptimizer(
     basics.rank()
     pairs = gradients.check_names(optimizer, named_parameters)
     _check_groups(num_groups, groups)
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+    passes = passes_of(backward_passes_per_step)
     combines_steps = basics.is_adasum(op)
     require_own_step(optimizer, combines_steps)
     if combines_steps and gradient_predivide_factor != 1.0:
@@ -198,11 +199,11 @@ def DistributedOptimizer(
     named = name_parameters(optimizer, pairs)
     if process_set.included() is False:
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
-        return leave_outside(optimizer, backward_passes_per_step, arguments)
+        return leave_outside(optimizer, passes, arguments)
     if combines_steps:
         gradients.require_cast(compression, "op=Adasum")
         arguments["_parameter_names"] = {parameter: name for name, parameter in named}
-        of = (compression, backward_passes_per_step, process_set, arguments)
+        of = (compression, passes, process_set, arguments)
         return combine_steps(optimizer, named, *of)
     rules = _Rules()
     # The name is made of the set's ranks, not of its id, which another set may use later.
@@ -212,7 +213,7 @@ def DistributedOptimizer(
         optimizer,
         lambda waits: gradients.ChosenAverager(
             named,
-            backward_passes_per_step,
+            passes,
             name,
             choices,
             waits,

@@ -12,7 +12,6 @@ export RUNFILES_DIR=$runfiles
 path=$runfiles/talweg
 for import in %{imports}; do path=$path:$runfiles/$import; done
 export PYTHONPATH=$path${PYTHONPATH:+:$PYTHONPATH}
-export PYTHONDONTWRITEBYTECODE=1
 export TALWEG_VENV=%{venv}
 run=exec
 if %{is_test}; then
@@ -21,6 +20,11 @@ if %{is_test}; then
   TMPDIR=$(mktemp -d /tmp/test.XXXXXX) && chmod 1777 "$TMPDIR" || exit 1
   export TMPDIR
   trap 'rm -rf "$TMPDIR"' EXIT
+  # Each module is compiled once for all processes of a test. Bazel removes its sandbox, where the
+  # compiled modules lie beside the sources.
+  unset PYTHONDONTWRITEBYTECODE
   run=
+else
+  export PYTHONDONTWRITEBYTECODE=1
 fi
 $run "$runfiles/%{interpreter}" "$runfiles/%{main}" "$@"

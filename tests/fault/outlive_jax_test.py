@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import unittest
 
+from jax_forks import jax_forks
 from outlive_frameworks import live
 
 _WAYS = ["errors", "bare"]
@@ -12,10 +13,10 @@ _WAYS = ["errors", "bare"]
 
 class OutliveJaxTest(unittest.TestCase):
     def test_on_two_nodes(self) -> None:
-        live(self, "outlive_jax.py", _WAYS, lets_go=False)
+        live(self, "outlive_jax.py", _WAYS, lets_go=False, forks=jax_forks())
 
     def test_on_one_node(self) -> None:
-        live(self, "outlive_jax.py", _WAYS, on_one_node=True, lets_go=False)
+        live(self, "outlive_jax.py", _WAYS, on_one_node=True, lets_go=False, forks=jax_forks())
 
 
 if __name__ == "__main__":

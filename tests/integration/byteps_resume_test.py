@@ -13,6 +13,7 @@ from pathlib import Path
 
 import job
 from byteps_commands import shared, start
+from torch_forks import torch_forks
 
 _PROGRAM = textwrap.dedent(
     """
@@ -91,6 +92,11 @@ _ONE_TOO_MANY = textwrap.dedent(
 )
 
 
+def _forked(*line: Path) -> list[str]:
+    """Returns the command of a program whose processes do not import torch each."""
+    return [sys.executable, "-P", *torch_forks().prefix, *map(str, line)]
+
+
 class ResumeTest(unittest.TestCase):
     def _others(self, given: dict[str, str]) -> list[subprocess.Popen[str]]:
         return [start(self, [], **given, DMLC_ROLE=role) for role in ("server", "scheduler")]
@@ -108,7 +114,7 @@ class ResumeTest(unittest.TestCase):
             program, again = Path(directory) / "program.py", Path(directory) / "again"
             program.write_text(_PROGRAM)
             given = shared(NVIDIA_VISIBLE_DEVICES="0,1")
-            command = [sys.executable, str(program), str(again)]
+            command = _forked(program, again)
             others = self._others(given)
             workers = [
                 start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
@@ -134,7 +140,7 @@ class ResumeTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             program = Path(directory) / "program.py"
             program.write_text(_AT_ONCE)
-            command = [sys.executable, str(program)]
+            command = _forked(program)
             others = self._others(given)
             workers = [start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")]
             self._end(others)
@@ -152,7 +158,7 @@ class ResumeTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             program, again = Path(directory) / "program.py", Path(directory) / "again"
             program.write_text(_ONE_TOO_MANY)
-            command = [sys.executable, str(program), str(again)]
+            command = _forked(program, again)
             others = self._others(given)
             worker = start(self, command, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
             self._end(others)

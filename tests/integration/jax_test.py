@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import job
+from jax_forks import jax_forks
 from torch_forks import TorchForks
 
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
@@ -21,18 +22,12 @@ _STEPS = 60
 _TOLERANCE = 1e-5
 
 
-# Ranks need not import what starts no threads.
-_IMPORTED = ("jax", "jax.numpy", "optax")
-
-
 class JaxTest(unittest.TestCase):
     forks: ClassVar[TorchForks]
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.forks = TorchForks(_IMPORTED)
-        cls.forks.__enter__()
-        cls.addClassCleanup(cls.forks.__exit__)
+        cls.forks = jax_forks()
 
     def test_every_call_on_two_nodes(self) -> None:
         line = job.command("jax_features.py", nodes=2, ranks=2, aggregators=2, forks=self.forks)
@@ -63,9 +58,10 @@ class TrainingTest(unittest.TestCase):
 
     def test_as_one_process(self) -> None:
         program = [sys.executable, "-P", str(_EXAMPLE)]
+        forked = [sys.executable, "-P", *jax_forks().prefix, str(_EXAMPLE)]
         [single] = self.results([*program, "--single"])
         shape = ["--nodes=2", "--ranks-per-node=2", "--aggregators=2", "--force-distributed"]
-        ranks = self.results([job.TOOL, "run", *shape, "--", *program])
+        ranks = self.results([job.TOOL, "run", *shape, "--", *forked])
         self.assertEqual(len(ranks), 4)
         self.assertEqual(len({rank["weights_sha256"] for rank in ranks}), 1)
         for rank in ranks:

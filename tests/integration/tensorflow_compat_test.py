@@ -9,9 +9,11 @@ import unittest
 from typing import ClassVar
 
 import job
-from tensorflow_forks import QUIET, tensorflow_forks
+from tensorflow_forks import tensorflow_forks
 from torch_forks import TorchForks
 
+# With it tf.keras is tf_keras.
+_LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 
 
@@ -56,11 +58,13 @@ class CompatTest(unittest.TestCase):
 
     def test_loaded_models_of_tf_keras(self) -> None:
         program = str(job.PROGRAMS / "legacy_keras_models.py")
-        job.run([sys.executable, "-P", program], {**QUIET, "TF_USE_LEGACY_KERAS": "1"})
+        forks = tensorflow_forks(**_LEGACY)
+        job.run([sys.executable, "-P", *forks.prefix, program], _LEGACY)
 
     def test_graphs_of_tf_keras(self) -> None:
-        line = job.command("legacy_keras_graph.py", nodes=2, ranks=(2, 1))
-        job.run(line, {**QUIET, "TF_USE_LEGACY_KERAS": "1"})
+        forks = tensorflow_forks(**_LEGACY)
+        line = job.command("legacy_keras_graph.py", nodes=2, ranks=(2, 1), forks=forks)
+        job.run(line, _LEGACY)
 
 
 if __name__ == "__main__":

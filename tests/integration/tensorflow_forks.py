@@ -19,13 +19,13 @@ QUIET = {
 
 
 @functools.cache
-def tensorflow_forks() -> TorchForks:
+def tensorflow_forks(**variables: str) -> TorchForks:
     """Returns forks with TensorFlow and both versions of Keras, for all tests of a program.
 
-    They end after the last test.
+    They end after the last test. They import TensorFlow with these environment variables.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    forks = TorchForks(("tensorflow", "keras", "tf_keras")).__enter__()
+    forks = TorchForks(("tensorflow", "keras", "tf_keras"), variables).__enter__()
     unittest.addModuleCleanup(forks.__exit__)
     return forks

@@ -5,6 +5,7 @@ steps that wait for nobody.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -16,6 +17,7 @@ import job
 from tensorflow_forks import tensorflow_forks
 from torch_forks import TorchForks
 
+_PROGRAM = "tensorflow_training.py"
 # How much rounding may change a loss in 20 steps. Ranks add gradients in another order.
 _TOLERANCE = 1e-4
 
@@ -23,6 +25,12 @@ _TOLERANCE = 1e-4
 def _losses(output: str) -> list[float]:
     [line] = [line for line in output.splitlines() if "losses " in line]
     return [float(word) for word in line.partition("losses ")[2].split()]
+
+
+@functools.cache
+def _losses_alone(kind: str) -> list[float]:
+    program = str(job.PROGRAMS / _PROGRAM)
+    return _losses(job.run([sys.executable, "-P", *tensorflow_forks().prefix, program, kind]))
 
 
 class TrainingTest(unittest.TestCase):
@@ -33,10 +41,8 @@ class TrainingTest(unittest.TestCase):
         cls.forks = tensorflow_forks()
 
     def _compare(self, kind: str, env: dict[str, str] | None = None) -> None:
-        program = "tensorflow_training.py"
-        line = [sys.executable, "-P", *self.forks.prefix, str(job.PROGRAMS / program), kind]
-        alone = _losses(job.run(line))
-        line = job.command(program, [kind], nodes=2, ranks=2, forks=self.forks)
+        alone = _losses_alone(kind)
+        line = job.command(_PROGRAM, [kind], nodes=2, ranks=2, forks=self.forks)
         together = _losses(job.run(line, env))
         self.assertEqual(len(alone), 20)
         self.assertLess(alone[-1], 0.6 * alone[0])  # The model learns.

@@ -36,11 +36,15 @@ _START_S = 240.0
 class TorchForks:
     """The forking process. It ends, with all its ranks, when the `with` block is left.
 
-    `modules` are the modules that it imports instead of torch, for another framework's ranks.
+    `modules` are the modules that it imports instead of torch, for another framework's ranks. While
+    it imports them it has `variables`.
     """
 
-    def __init__(self, modules: tuple[str, ...] = ("torch",)) -> None:
+    def __init__(
+        self, modules: tuple[str, ...] = ("torch",), variables: Mapping[str, str] | None = None
+    ) -> None:
         self._modules = modules
+        self._variables = variables or {}
 
     def __enter__(self) -> TorchForks:
         self._directory = tempfile.TemporaryDirectory(prefix="talweg.")
@@ -52,7 +56,12 @@ class TorchForks:
                 [sys.executable, "-P", __file__, f"--listen={listener.fileno()}", *self._modules],
                 stdin=subprocess.PIPE,
                 # A fork would lack the threads of a numerical library.
-                env=dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1"),
+                env={
+                    **os.environ,
+                    **self._variables,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                },
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )

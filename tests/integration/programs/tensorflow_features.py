@@ -29,6 +29,18 @@ def _both_ways(call: Callable[..., Any], *arguments: Any) -> list[Any]:
     return [call(*arguments), graph(*arguments), graph(*arguments)]
 
 
+def _calls(operation: Callable[..., Any], *rest: Any, **options: Any) -> Callable[[Any], Any]:
+    """Returns a function of a tensor that calls the operation, which AutoGraph converts once.
+
+    AutoGraph would parse this whole file for each lambda.
+    """
+
+    def call(x: Any) -> Any:
+        return operation(x, *rest, **options)
+
+    return call
+
+
 def _own(rank: int, dtype: tf.DType) -> np.ndarray:
     return (np.arange(6).reshape(2, 3) + rank + 1).astype(dtype.as_numpy_dtype)
 
@@ -60,21 +72,21 @@ def reductions() -> None:
 def factors_and_shapes() -> None:
     size = tw.size()
     scaled = _both_ways(
-        lambda x: tw.push_pull(x, "scaled", average=False, prescale_factor=0.5, postscale_factor=4),
+        _calls(tw.push_pull, "scaled", average=False, prescale_factor=0.5, postscale_factor=4),
         tf.fill([3], 3.0),
     )
     assert all((each.numpy() == 6 * size).all() for each in scaled)
     whole = _both_ways(
-        lambda x: tw.push_pull(x, "whole", average=False, prescale_factor=0.5), tf.constant([3, 5])
+        _calls(tw.push_pull, "whole", average=False, prescale_factor=0.5), tf.constant([3, 5])
     )
     assert all(each.numpy().tolist() == [size, 2 * size] for each in whole)  # 1.5 is truncated.
-    scalar = _both_ways(lambda x: tw.push_pull(x, "scalar", average=False), tf.constant(2.0))
+    scalar = _both_ways(_calls(tw.push_pull, "scalar", average=False), tf.constant(2.0))
     assert all(each.shape == () and float(each) == 2.0 * size for each in scalar)
-    empty = _both_ways(lambda x: tw.push_pull(x, "empty"), tf.zeros([0, 3]))
+    empty = _both_ways(_calls(tw.push_pull, "empty"), tf.zeros([0, 3]))
     assert all(each.shape == (0, 3) for each in empty)
     # One function with one name takes batches of several lengths.
     function = tf.function(
-        lambda x: tw.push_pull(x, "lengths", average=False),
+        _calls(tw.push_pull, "lengths", average=False),
         input_signature=[tf.TensorSpec([None, 2], tf.float32)],
     )
     for rows in (1, 3, 1):
@@ -85,11 +97,15 @@ def gathers() -> None:
     size, rank = tw.size(), tw.rank()
     wanted = np.concatenate([np.full((r + 1, 2), r, np.float32) for r in range(size)])
     own = tf.fill([rank + 1, 2], float(rank))
-    for result in _both_ways(lambda x: tw.all_gather(x, "gather"), own):
+    for result in _both_ways(_calls(tw.all_gather, "gather"), own):
         assert (result.numpy() == wanted).all()
-    for result in _both_ways(lambda x: tw.all_gather(x, "bools"), tf.constant([rank % 2 == 0])):
+    for result in _both_ways(_calls(tw.all_gather, "bools"), tf.constant([rank % 2 == 0])):
         assert result.numpy().tolist() == [r % 2 == 0 for r in range(size)]
-    for first, second in _both_ways(lambda x: tw.grouped_all_gather([x, x[:1]], "two"), own):
+
+    def grouped(x: Any) -> Any:
+        return tw.grouped_all_gather([x, x[:1]], "two")
+
+    for first, second in _both_ways(grouped, own):
         assert (first.numpy() == wanted).all()
         assert second.numpy()[:, 0].tolist() == list(range(size))
 
@@ -97,14 +113,14 @@ def gathers() -> None:
 def exchanges() -> None:
     size, rank = tw.size(), tw.rank()
     own = tf.range(2 * size) + 100 * rank
-    for rows, counts in _both_ways(lambda x: tw.all_to_all(x, name="exchange"), own):
+    for rows, counts in _both_ways(_calls(tw.all_to_all, name="exchange"), own):
         assert rows.numpy().tolist() == [
             100 * r + 2 * rank + i for r in range(size) for i in (0, 1)
         ]
         assert counts.dtype == tf.int32 and counts.numpy().tolist() == [2] * size
     splits = [r + 1 for r in range(size)]
     many = tf.fill([sum(splits), 2], float(rank))
-    for rows, counts in _both_ways(lambda x: tw.all_to_all(x, splits, "splits"), many):
+    for rows, counts in _both_ways(_calls(tw.all_to_all, splits, "splits"), many):
         assert rows.numpy()[:, 0].tolist() == [r for r in range(size) for _ in range(rank + 1)]
         assert counts.numpy().tolist() == [rank + 1] * size
 
@@ -114,9 +130,13 @@ def scatters() -> None:
     own: np.ndarray = np.arange(size + 1, dtype=np.float32) * (rank + 1)
     total: np.ndarray = np.arange(size + 1, dtype=np.float32) * (size * (size + 1) // 2)
     mine = np.array_split(total, size)[rank]
-    for result in _both_ways(lambda x: tw.reduce_scatter(x, "scatter", average=False), own):
+    for result in _both_ways(_calls(tw.reduce_scatter, "scatter", average=False), own):
         assert np.allclose(result.numpy(), mine)
-    for [result] in _both_ways(lambda x: tw.grouped_reduce_scatter([x], "mean"), own):
+
+    def grouped(x: Any) -> Any:
+        return tw.grouped_reduce_scatter([x], "mean")
+
+    for [result] in _both_ways(grouped, own):
         assert np.allclose(result.numpy() * size, mine)
 
 
@@ -126,7 +146,7 @@ def broadcasts() -> None:
     for dtype in (tf.float32, tf.int64, tf.bool):
         own = tf.cast(tf.fill([2, 2], rank), dtype)
         name = f"broadcast.{dtype.name}"
-        for result in _both_ways(lambda x, name=name: tw.broadcast(x, root, name), own):
+        for result in _both_ways(_calls(tw.broadcast, root, name), own):
             assert (result.numpy() == tf.cast(tf.fill([2, 2], root), dtype).numpy()).all()
     variables = [tf.Variable(float(rank)), tf.Variable([rank, rank])]
     tw.broadcast_variables(variables, root)
@@ -152,20 +172,23 @@ def gradients() -> None:
 
         return [each.numpy() for each in _both_ways(run, x)]
 
+    def exchanged(x: tf.Tensor) -> tf.Tensor:
+        return tw.all_to_all(x, name="g.exchange")[0]
+
     ranks = size * (size + 1) / 2
     x = tf.ones([2 * size, 2])
     rows = 2 * size
     cases: list[tuple[Callable[..., Any], Any]] = [
-        (lambda x: tw.push_pull(x, "g.sum", average=False), ranks),
-        (lambda x: tw.push_pull(x, "g.mean"), ranks / size),
-        (lambda x: tw.all_gather(x, "g.gather"), ranks / size),
-        (lambda x: tw.broadcast(x, 0, "g.broadcast"), ranks / size if rank == 0 else 0.0),
+        (_calls(tw.push_pull, "g.sum", average=False), ranks),
+        (_calls(tw.push_pull, "g.mean"), ranks / size),
+        (_calls(tw.all_gather, "g.gather"), ranks / size),
+        (_calls(tw.broadcast, 0, "g.broadcast"), ranks / size if rank == 0 else 0.0),
         (
-            lambda x: tw.reduce_scatter(x, "g.scatter", average=False),
+            _calls(tw.reduce_scatter, "g.scatter", average=False),
             np.repeat(np.arange(1, size + 1) * size, 2)[:, None],
         ),
         (
-            lambda x: tw.all_to_all(x, name="g.exchange")[0],
+            exchanged,
             np.repeat(np.arange(1, size + 1), 2)[:, None],
         ),
     ]
@@ -184,7 +207,7 @@ def process_sets() -> None:
         expect(InvalidArgument, f"rank {rank}", tw.push_pull, one, process_set=some)
     else:
         for result in _both_ways(
-            lambda x: tw.push_pull(x, "some", average=False, process_set=some), one
+            _calls(tw.push_pull, "some", average=False, process_set=some), one
         ):
             assert (result.numpy() == size - 1).all()
         assert tw.all_gather(tf.constant([rank]), process_set=some).shape == (size - 1,)
@@ -265,15 +288,24 @@ def under_xla() -> None:
         return tf.function(call, jit_compile=True)
 
     def within(call: Callable[..., Any]) -> Any:
-        return compiled(lambda x: tf.function(call)(x) + 1.0)
+        def outer(x: Any) -> Any:
+            return tf.function(call)(x) + 1.0
+
+        return compiled(outer)
+
+    def exchanged(x: Any) -> Any:
+        return tw.all_to_all(x)[0]
+
+    def branch(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: tw.push_pull(x), lambda: x)
 
     for call in (
         tw.push_pull,
         tw.broadcast,
         tw.all_gather,
         tw.reduce_scatter,
-        lambda x: tw.all_to_all(x)[0],
-        lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: tw.push_pull(x), lambda: x),
+        exchanged,
+        branch,
     ):
         for wrapped in (compiled(call), within(call)):
             # AutoGraph replaces the exception if the program's own function lies between.
@@ -299,12 +331,12 @@ def errors() -> None:
         return
     expect(Mismatch, "f32[", tw.push_pull, tf.ones(3 + rank), "shapes")
     assert float(tw.push_pull(tf.constant(1.0), "shapes", average=False)) == size
-    graph = tf.function(lambda x: tw.push_pull(x, "graph"))
+    graph = tf.function(_calls(tw.push_pull, "graph"))
     with_kernel = os.environ.get("TALWEG_TENSORFLOW_OPS") == "kernel"
     failed = tf.errors.FailedPreconditionError if with_kernel else tf.errors.UnknownError
     expect(failed, "f32[", graph, tf.ones(3 + rank))
     assert (graph(tf.fill([2], float(rank))).numpy() == (size - 1) / 2).all()
-    gather = tf.function(lambda x: tw.all_gather(x, "gathered"))
+    gather = tf.function(_calls(tw.all_gather, "gathered"))
     expect(failed, "f32 rows", gather, tf.ones([2, 3 + rank]))
     assert gather(tf.ones([1, 2])).shape == (size, 2)
     other_forms(failed)
@@ -315,7 +347,7 @@ def other_forms(failed: type[Exception]) -> None:
     size, is_first = tw.size(), tw.rank() == 0
 
     def summed(name: str) -> Any:
-        return tf.function(lambda x: tw.push_pull(x, name, average=False))
+        return tf.function(_calls(tw.push_pull, name, average=False))
 
     def sums(graph: Any, *shapes: list[int]) -> None:
         for shape in shapes:
@@ -347,7 +379,7 @@ def other_forms(failed: type[Exception]) -> None:
             pass
         for _ in threads.map(lambda each: sums(each, [3, 2]), graphs):
             pass
-    copied = tf.function(lambda x: tw.broadcast(x, size - 1, "form.copied"))
+    copied = tf.function(_calls(tw.broadcast, size - 1, "form.copied"))
     assert (copied(tf.ones([2, 3])).numpy() == 1).all()
     expect(failed, "[3, 2]", copied, tf.ones([2, 3] if is_first else [3, 2]))
 

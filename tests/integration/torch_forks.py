@@ -6,7 +6,7 @@ job costs. A rank that `talweg run` starts as `torch_forks.py SOCKET PROGRAM...`
 arguments, environment and descriptors to the process that `TorchForks` started, which runs PROGRAM
 in a fork of its own and sends the exit status back. A test that starts ranks itself calls
 `TorchForks.start()`. Nothing of Talweg is loaded before the fork; a rank whose starter ends is
-killed.
+killed. A rank is on its starter's host, if that is a network namespace with a name of its own.
 """
 
 from __future__ import annotations
@@ -99,11 +99,14 @@ class TorchForks:
 
 
 @functools.cache
-def torch_forks() -> TorchForks:
-    """Returns forks with torch, for all tests of a program. They end after the last test."""
+def torch_forks(*further: str) -> TorchForks:
+    """Returns forks with torch, for all tests of a program. They end after the last test.
+
+    `further` names modules that they have as well.
+    """
     import unittest  # A rank's own process does not need it.
 
-    forks = TorchForks().__enter__()
+    forks = TorchForks(("torch", *further)).__enter__()
     unittest.addModuleCleanup(forks.__exit__)
     return forks
 
@@ -245,6 +248,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                 client, _ = listener.accept()
                 request = _receive(client)
                 request["directory"] = os.path.dirname(listener.getsockname())
+                request["starter"] = _peer(client)
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
@@ -257,7 +261,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                 for descriptor in request["descriptors"]:
                     os.close(descriptor)
                 pidfd = os.pidfd_open(pid)
-                name = _name_of(listener.getsockname(), _peer(client))
+                name = _name_of(listener.getsockname(), request["starter"])
                 with contextlib.suppress(FileExistsError):  # A test may start many forks itself.
                     os.symlink(str(pid), name)
                 ranks[pid] = (pidfd, client, name)
@@ -288,10 +292,25 @@ def _leave_at_the_end() -> None:
         libc.__cxa_atexit(libc.fflush, None, None)
 
 
+def _enter_host_of(starter: int) -> None:
+    """Has this process see the network and the host name that the starter sees."""
+    import ctypes
+
+    for kind in ("net", "uts"):
+        path = f"/proc/{starter}/ns/{kind}"
+        if os.readlink(path) == os.readlink(f"/proc/self/ns/{kind}"):
+            continue
+        descriptor = os.open(path, os.O_RDONLY)
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+        os.close(descriptor)
+
+
 def _become(request: dict[str, Any]) -> None:
     """Runs the program as `python PROGRAM...` would."""
     import runpy
 
+    _enter_host_of(request["starter"])
     _leave_at_the_end()
     for number, descriptor in enumerate(request["descriptors"]):
         os.dup2(descriptor, number)

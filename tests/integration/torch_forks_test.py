@@ -64,6 +64,22 @@ class ForksTest(unittest.TestCase):
         self.assertEqual(fork.stdout.readline(), "two\n")
         self.assertEqual(fork.wait(_DEADLINE_S), 0)
 
+    def test_it_is_on_the_host_of_its_starter(self) -> None:
+        program = self._program(
+            "import os, socket\nprint(socket.gethostname(), socket.if_nameindex())"
+        )
+        script = 'hostname elsewhere; exec "$@"'
+        line = ["unshare", "--net", "--uts", "sh", "-c", script, "sh"]
+        allowed = subprocess.run([*line, "true"], check=False, capture_output=True, text=True)
+        if allowed.returncode != 0:
+            print(f"SKIPPED: no network namespaces: {allowed.stderr}")
+            self.skipTest("no network namespaces")
+        starter = [sys.executable, "-P", *self.forks.prefix, program]
+        done = subprocess.run(
+            [*line, *starter], check=True, capture_output=True, text=True, timeout=_DEADLINE_S
+        )
+        self.assertEqual(done.stdout, "elsewhere [(1, 'lo')]\n")
+
     def test_it_is_stopped_and_killed(self) -> None:
         fork = self._start(
             "import os, signal\nprint(os.getpid(), flush=True)\n"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -17,16 +18,43 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import job
+from torch_forks import torch_forks
 
 PROGRAMS = Path(os.environ["RUNFILES_DIR"]) / "talweg" / "tests" / "launchers" / "programs"
 RANK = [sys.executable, "-P", str(PROGRAMS / "rank.py")]
 # A rank that names Talweg's backend to torch.distributed, and does nothing else.
 BACKEND = [sys.executable, "-P", str(PROGRAMS / "backend.py")]
-TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run"]
+_TORCHRUN_MODULE = "torch.distributed.run"
+TORCHRUN = [sys.executable, "-P", "-m", _TORCHRUN_MODULE]
 # A variable that all processes of one site have, and no others.
 _MARK = "TALWEG_TEST_SITE"
 _OTHERS = re.compile("(TALWEG|SLURM|PMIX?|OMPI|HYDR?A?|TORCHELASTIC|BYTEPS|DMLC|HOROVOD)_")
 _TORCHS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def in_fork(program: Sequence[str]) -> list[str]:
+    """Returns a command that runs `python PROGRAM...` in a process that need not import torch.
+
+    A signal reaches the fork only if it is SIGKILL.
+    """
+    return [sys.executable, "-P", *torch_forks(_TORCHRUN_MODULE).prefix, *program]
+
+
+def torchrun() -> list[str]:
+    """Returns TORCHRUN in a fork."""
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    return in_fork([str(Path(torch.origin).parent / "distributed" / "run.py")])
+
+
+def backend() -> list[str]:
+    """Returns BACKEND in a fork."""
+    return in_fork(BACKEND[2:])
+
+
+def rank_with_torch() -> list[str]:
+    """Returns RANK in a fork. Ranks need torch where nodes meet through torch's store."""
+    return in_fork(RANK[2:])
 
 
 class SiteTest(unittest.TestCase):

@@ -7,7 +7,7 @@ import sys
 import unittest
 
 from launcher_hosts import HostsTest
-from launcher_site import BACKEND, RANK, SiteTest
+from launcher_site import BACKEND, RANK, SiteTest, backend
 from permitted import needs
 
 
@@ -22,7 +22,7 @@ class MpirunTest(SiteTest):
         self.require_nothing_left()
 
     def test_the_backend_of_torch(self) -> None:
-        output = self.run_line([*self.mpirun, "-np", "2", *BACKEND])
+        output = self.run_line([*self.mpirun, "-np", "2", *backend()])
         self.require_ranks_of_torch(output, 2)
         self.require_nothing_left()
 
@@ -60,6 +60,7 @@ class HydraTest(SiteTest):
         self.require_nothing_left()
 
     def test_the_backend_of_torch(self) -> None:
+        # A fork would not have Hydra's proxy as an ancestor.
         self.require_ranks_of_torch(self.run_line(["mpiexec.hydra", "-n", "2", *BACKEND]), 2)
         self.require_nothing_left()
 
@@ -119,12 +120,12 @@ class MpirunOnHostsTest(HostsTest):
 
     def test_the_backend_of_torch(self) -> None:
         """Rank 0 tells the other host's ranks where its store is."""
-        output = self.mpirun({"a": 1, "b": 1}, *BACKEND)
+        output = self.mpirun({"a": 1, "b": 1}, *backend())
         self.require_ranks_of_torch(output, 2)
         self.require_nothing_left()
 
     def test_the_backend_of_torch_with_ranks_dealt_out_by_turns(self) -> None:
-        output = self.mpirun({"a": 2, "b": 2}, "--map-by", "node", *BACKEND)
+        output = self.mpirun({"a": 2, "b": 2}, "--map-by", "node", *backend())
         self.require_ranks_of_torch(output, 4)
 
     def test_ranks_dealt_out_by_turns(self) -> None:

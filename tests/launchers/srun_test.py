@@ -7,13 +7,12 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 from typing import ClassVar
 
-from launcher_site import BACKEND, RANK, SiteTest
+from launcher_site import RANK, SiteTest, backend, in_fork
 from permitted import needs
 from slurm_cluster import SlurmCluster
 
@@ -63,7 +62,7 @@ class SrunTest(SiteTest):
         ):
             with self.subTest(example=example):
                 name, *options = example.split()
-                program = [sys.executable, "-P", str(_EXAMPLES / name), *options]
+                program = in_fork([str(_EXAMPLES / name), *options])
                 output = self.run_line(["srun", "--nodes=2", "--ntasks-per-node=2", *program])
                 found = re.findall(said, output)
                 self.assertEqual((len(found), len(set(found))), (count, 1), output)
@@ -73,7 +72,7 @@ class SrunTest(SiteTest):
         """MASTER_ADDR and MASTER_PORT count, though srun sets no RANK."""
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = str(probe.getsockname()[1])
-        line = ["srun", "--nodes=2", "--ntasks=2", *BACKEND]
+        line = ["srun", "--nodes=2", "--ntasks=2", *backend()]
         output = self.run_line(line, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         self.require_ranks_of_torch(output, 2)
         self.require_nothing_left()

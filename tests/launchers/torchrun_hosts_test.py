@@ -11,7 +11,7 @@ import unittest
 
 import job
 from launcher_hosts import HostsTest
-from launcher_site import PROGRAMS, RANK, TORCHRUN
+from launcher_site import backend, in_fork, rank_with_torch, torchrun
 from outliving_site import OutlivingTest
 
 _PORT = "29500"  # No other process uses it, because only this test has these hosts.
@@ -43,27 +43,29 @@ class _TorchrunTest(HostsTest):
                 *meeting,
                 f"--max-restarts={self.restarts}",
             ]
-            line = [*self.on(host), *TORCHRUN, *options, *program]
+            line = [*self.on(host), *torchrun(), *options, *program]
             started.append(self.start(line, **variables))
         return started
 
 
 class TorchrunOnHostsTest(_TorchrunTest):
     def test_two_hosts(self) -> None:
-        self.require_ranks(self.torchrun((2, 1), "--no-python", *RANK, "sum"), [2, 1])
+        self.require_ranks(self.torchrun((2, 1), "--no-python", *rank_with_torch(), "sum"), [2, 1])
         self.require_nothing_left()
 
     def test_the_backend_of_torch(self) -> None:
-        output = self.torchrun((1, 1), str(PROGRAMS / "backend.py"))
+        output = self.torchrun((1, 1), "--no-python", *backend())
         self.assertEqual(output.count("of 2: sum is right"), 2, output)
         self.require_nothing_left()
 
     def test_several_lives(self) -> None:
-        self.require_ranks(self.torchrun((1, 1), "--no-python", *RANK, "again"), [1, 1])
+        self.require_ranks(
+            self.torchrun((1, 1), "--no-python", *rank_with_torch(), "again"), [1, 1]
+        )
         self.require_nothing_left()
 
     def test_a_rank_dies(self) -> None:
-        output = self.torchrun((1, 1), "--no-python", *RANK, "die", "0", status=None)
+        output = self.torchrun((1, 1), "--no-python", *rank_with_torch(), "die", "0", status=None)
         self.assertRegex(output, "told: JobFailed")
         self.require_nothing_left()
 
@@ -72,7 +74,7 @@ class TorchrunOnHostsTest(_TorchrunTest):
         self.restarts = 1
         for rank in ("0", "1"):
             lived = str(self.directory / f"lived.{rank}")
-            program = ["--no-python", *RANK, "die_once", lived, rank]
+            program = ["--no-python", *rank_with_torch(), "die_once", lived, rank]
             started = self.start_torchrun((1, 1), *program)
             self.require_ranks(self.finish(*started), [1, 1])
             self.require_nothing_left()
@@ -114,13 +116,19 @@ class AtASchedulerTest(_TorchrunTest):
         """Each host counts lives by itself, and each life is another job of the scheduler."""
         for rank in ("0", "1"):
             lived = str(self.directory / f"lived.{rank}")
-            program = ["--no-python", *RANK, "die_once", lived, rank]
+            program = ["--no-python", *rank_with_torch(), "die_once", lived, rank]
             self.require_ranks(self.finish(*self.start_torchrun((1, 1), *program)), [1, 1])
         self._require_nothing_else_left()
 
     def test_a_job_with_a_name(self) -> None:
         """The job has the same name in each life."""
-        program = ["--no-python", *RANK, "die_once", str(self.directory / "lived"), "1"]
+        program = [
+            "--no-python",
+            *rank_with_torch(),
+            "die_once",
+            str(self.directory / "lived"),
+            "1",
+        ]
         started = self.start_torchrun((1, 1), *program, TALWEG_JOB="named")
         self.require_ranks(self.finish(*started), [1, 1])
         self._require_nothing_else_left()
@@ -128,7 +136,9 @@ class AtASchedulerTest(_TorchrunTest):
 
 class OutlivedAgentTest(OutlivingTest, _TorchrunTest):
     def _live(self, **variables: str) -> list[subprocess.Popen[str]]:
-        started = self.start_torchrun((1, 1), "--no-python", *self.program, **variables)
+        started = self.start_torchrun(
+            (1, 1), "--no-python", *in_fork(self.program[2:]), **variables
+        )
         self.go_on(2)
         return started
 

@@ -5,7 +5,8 @@ backend.py             started by a launcher
 backend.py spawn N     starts N ranks itself, as torch.multiprocessing does
 backend.py renumbered DIRECTORY
                        is started by torchrun; ranks swap their numbers in a second group
-backend.py worlds      starts 3 ranks, which make process groups of different ranks in turn
+backend.py worlds DIRECTORY PROCESS
+                       is one of 3 processes, which make process groups of different ranks in turn
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import itertools
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,8 +88,7 @@ def _worlds(process: int, directory: str) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["worlds"]:
-        with tempfile.TemporaryDirectory(prefix="talweg.") as directory:
-            torch.multiprocessing.spawn(_worlds, (directory,), 3)
+        _worlds(int(sys.argv[3]), sys.argv[2])
         return
     if sys.argv[1:2] == ["renumbered"]:
         process = int(os.environ["RANK"])

@@ -18,6 +18,10 @@ from typing import Any
 from cluster import DEADLINE_S, TOOL, Cluster, Daemon, Rank
 
 _TENSORS = ("small", "mean", "large")
+# A block of the large tensor. The tensor is cut into many slices and goes to every aggregator.
+_ELEMENTS = 200_000
+# If a process is stopped, neither its credit nor a socket's buffer can hold the rest of such one.
+_MANY_ELEMENTS = 1_500_000
 # Streams end at once. After a restart of the scheduler only the lease tells of a loss.
 _LEASE_MS = 2000
 
@@ -32,8 +36,10 @@ class Crew:
         aggregators: int = 2,
         store: bool = False,
         agent_options: Sequence[str] = (),
+        elements: int = _ELEMENTS,
     ) -> None:
         self.cluster = cluster
+        self._elements = elements
         path = cluster.directory / "store.sqlite"
         self._scheduler_options = [
             f"--store_path={path}" if store else "--in_memory",
@@ -58,7 +64,7 @@ class Crew:
         name = f"agent{node}.{len(self.agents)}"
         options = [*self._agent_options, f"--node_rank={node}", f"--name=node{node}"]
         agent = self.cluster.agent(node, options, name=name)
-        rank = self.cluster.rank(agent, "roll_call.py", [str(node), "3"])
+        rank = self.cluster.rank(agent, "roll_call.py", [str(node), "3", str(self._elements)])
         self.agents[node : node + 1] = [agent]
         self.ranks[node : node + 1] = [rank]
         self.since[node : node + 1] = [since]
@@ -245,7 +251,7 @@ class SurvivorsTest(unittest.TestCase):
     def test_while_contributing(self) -> None:
         """One aggregator has served its part, the other has not taken all. All is summed again."""
         with Cluster() as cluster:
-            crew = _crew(cluster)
+            crew = _crew(cluster, elements=_MANY_ELEMENTS)
             crew.cluster.stop(crew.aggregators[1].process)
             crew.tell("push")
             crew.wait_until(2, _waits_for_one_owner)
@@ -259,7 +265,7 @@ class SurvivorsTest(unittest.TestCase):
 
     def test_while_contributing_with_an_aggregator(self) -> None:
         with Cluster() as cluster:
-            crew = _crew(cluster)
+            crew = _crew(cluster, elements=_MANY_ELEMENTS)
             crew.cluster.stop(crew.aggregators[1].process)
             crew.tell("push")
             crew.wait_until(2, _waits_for_one_owner)
@@ -272,7 +278,7 @@ class SurvivorsTest(unittest.TestCase):
     def test_when_some_have_the_result(self) -> None:
         """If some have the result, it counts for all. The others get missing parts from them."""
         with Cluster() as cluster:
-            crew = _crew(cluster, agent_options=["--nolocal_transport"])
+            crew = _crew(cluster, agent_options=["--nolocal_transport"], elements=_MANY_ELEMENTS)
             crew.tell("push", ranks=(1, 2))
             for node in (1, 2):
                 crew.wait_until(node, _all_received)
@@ -368,7 +374,7 @@ class SurvivorsTest(unittest.TestCase):
 
     def test_an_aggregator(self) -> None:
         with Cluster() as cluster:
-            crew = _crew(cluster)
+            crew = _crew(cluster, elements=_MANY_ELEMENTS)
             crew.cluster.stop(crew.aggregators[1].process)
             crew.tell("push")
             crew.wait_until(2, _waits_for_one_owner)

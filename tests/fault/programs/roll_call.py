@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank whose results show whose contributions are in every round.
 
-    roll_call.py PLACE PLACES
+    roll_call.py PLACE PLACES ELEMENTS
 
 Each tensor has a block for every place. This rank fills its own block with the number of the round,
 and the others with zeros. It takes these commands on standard input:
@@ -28,20 +28,17 @@ import sys
 import numpy as np
 import talweg
 
-# The elements of a block, and the operation. The large tensor is cut into many slices and goes to
-# every aggregator. If a process is stopped, no socket's buffer can hold the rest of the tensor.
-_TENSORS = {
-    "small": (10, talweg.Op.SUM),
-    "mean": (10, talweg.Op.AVERAGE),
-    "large": (1_500_000, talweg.Op.SUM),
-}
+# The operation of each tensor. A block of the large one has ELEMENTS, of the others a few.
+_TENSORS = {"small": talweg.Op.SUM, "mean": talweg.Op.AVERAGE, "large": talweg.Op.SUM}
+_FEW = 10
 _UNKNOWN = -1  # The contribution of a joiner to its first round.
 
 
 class RollCall:
-    def __init__(self, place: int, places: int) -> None:
+    def __init__(self, place: int, places: int, elements: int) -> None:
         self._place = place
         self._places = places
+        self._elements = dict.fromkeys(_TENSORS, _FEW) | {"large": elements}
         self._rounds = dict.fromkeys(_TENSORS, _UNKNOWN)
         self._handles: dict[str, talweg.Handle] = {}
         self._arrays: dict[str, np.ndarray] = {}
@@ -50,11 +47,11 @@ class RollCall:
         self._rounds = dict.fromkeys(_TENSORS, 0)
 
     def push(self, up_to: int | None = None) -> None:
-        for name, (elements, op) in _TENSORS.items():
+        for name, op in _TENSORS.items():
             held = self._rounds[name]
             if up_to is not None and held >= up_to:
                 continue
-            array = np.zeros((self._places, elements))
+            array = np.zeros((self._places, self._elements[name]))
             array[self._place] = _UNKNOWN if held == _UNKNOWN else held + 1
             self._arrays[name] = array
             self._handles[name] = talweg.push_pull_async_inplace(array, op=op, name=name)
@@ -73,7 +70,7 @@ class RollCall:
                 print(f"TORN {name}", flush=True)
                 continue
             first = blocks[:, 0]
-            divisor = np.count_nonzero(first) if _TENSORS[name][1] is talweg.Op.AVERAGE else 1
+            divisor = np.count_nonzero(first) if _TENSORS[name] is talweg.Op.AVERAGE else 1
             self._rounds[name] = round(float(first.max()) * divisor)
             text = " ".join(f"{value:.17g}" for value in first)
             print(f"{name} round {self._rounds[name]}: {text}", flush=True)
@@ -116,10 +113,10 @@ class RollCall:
 
 
 def main() -> int:
-    place, places = int(sys.argv[1]), int(sys.argv[2])
+    place, places, elements = map(int, sys.argv[1:4])
     talweg.init()
     talweg.enter()
-    calls = RollCall(place, places)
+    calls = RollCall(place, places, elements)
     print(f"place {place} is rank {talweg.rank()} of {talweg.size()}", flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()

@@ -59,7 +59,9 @@ class LocalStepsTest(unittest.TestCase):
 
     def test_features_where_differences_travel_rounded(self) -> None:
         """What must be equal is equal, and nothing that must not be rounded is."""
-        line = job.command("local_steps_features.py", nodes=2, ranks=1, aggregators=1)
+        line = job.command(
+            "local_steps_features.py", nodes=2, ranks=1, aggregators=1, forks=self.forks
+        )
         job.run(line, env=_ROUNDED)
 
     def _learned(

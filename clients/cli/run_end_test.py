@@ -2,6 +2,7 @@
 """Tests that `talweg run` leaves nothing behind when a signal, a kill or a lost reader ends it."""
 
 import os
+import select
 import signal
 import time
 import unittest
@@ -72,9 +73,13 @@ class RunEndTest(RunTestCase):
         pids = [run.supervisor(), run.process.pid]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)  # A stopped process does not learn of the other's end.
+        supervisor = os.pidfd_open(pids[0])
+        self.addCleanup(os.close, supervisor)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         run.process.wait(TIMEOUT_S)
+        # While it lives, what it holds is not left. It is not a child of this process.
+        self.assertTrue(select.select([supervisor], [], [], TIMEOUT_S)[0])
         [left] = run.temporary.iterdir()
         # The next run takes nothing from a run that still lives.
         beside = Run("--", "bash", "-c", "echo up; sleep 1000", TMPDIR=str(run.temporary))

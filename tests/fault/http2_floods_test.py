@@ -158,11 +158,27 @@ def _connect(address: str, tls: bool) -> socket.socket:
     return context.wrap_socket(connection)
 
 
+def _carries(connection: socket.socket, data: bytes) -> bool:
+    """Sends the data, and reads what comes meanwhile. Returns False when the server has ended the
+    connection.
+    """
+    left = memoryview(data)
+    while left:
+        readable, writable, _ = select.select([connection], [connection], [], DEADLINE_S)
+        if not readable and not writable:
+            raise TimeoutError
+        if readable and not connection.recv(1 << 20):
+            return False
+        if writable:
+            left = left[connection.send(left) :]
+    return True
+
+
 def _is_ended(connection: socket.socket, flood: Iterator[bytes], acknowledges: bool) -> bool:
     """Sends the flood. Returns whether the server ends the connection because of it.
 
-    It reads nothing. A socket takes little that nobody reads, and a server that cannot answer stops
-    reading as well.
+    It reads nothing, except from a local socket: that takes little that nobody reads, and a server
+    that cannot answer stops reading as well.
     """
     is_local = connection.family == socket.AF_UNIX
     sent = 0
@@ -174,11 +190,11 @@ def _is_ended(connection: socket.socket, flood: Iterator[bytes], acknowledges: b
         for data in flood:
             if sent > _FLOOD_BYTES:
                 return False
-            connection.sendall(data)
+            if not is_local:
+                connection.sendall(data)
+            elif not _carries(connection, data):
+                return True
             sent += len(data)
-            while is_local and select.select([connection], [], [], 0)[0]:
-                if not connection.recv(1 << 20):
-                    return True
     except TimeoutError:
         return False
     except OSError:

@@ -11,7 +11,7 @@ import unittest
 from cluster import DEADLINE_S, TOOL, Cluster, Daemon
 from on_the_path import OnThePath, place_of
 
-_TENSOR_BYTES = 12_000_000  # The tensor of in_place.py.
+_TENSOR_BYTES = 6_000_000  # The tensor of in_place.py.
 _CUTS = 3
 # The first step may end before a connection is cut, the second cuts it, the third needs a new one.
 _STEPS = 5

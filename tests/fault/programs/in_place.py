@@ -10,7 +10,7 @@ import talweg
 from talweg import _client
 from talweg._declaration import Declaration, DType, Op
 
-_COUNT = 3_000_000  # These are many pieces, so most of a round is summing.
+_COUNT = 1_500_000  # These are many pieces, so most of a round is summing.
 
 
 def main() -> int:

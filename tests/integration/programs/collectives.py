@@ -333,7 +333,10 @@ def arguments_of_the_wrong_kind() -> None:
         expect(wrong, "priority is None", call, ones, priority=None)
         expect(wrong, "timeout_s is '1'", call, ones, timeout_s="1")
     for call in (talweg.gather, talweg.reduce, talweg.scatter, talweg.broadcast):
-        for root in (0.0, "0", None, -1, n):
+        for root in (0.0, "0", None):
+            text = f"root_rank is {root!r}; it must be a whole number"
+            expect(talweg.WrongType, text, call, ones, root)
+        for root in (-1, n):
             expect(wrong, f"root_rank is {root!r}, which", call, ones, root)
     for call in (talweg.push_pull, talweg.reduce_scatter):
         expect(wrong, "too large", call, ones, prescale_factor=10**400)

@@ -7,8 +7,8 @@ element of each gradient, as a pass would change all, and step() averages.
 
 from __future__ import annotations
 
-import itertools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import talweg.torch as tw
@@ -34,23 +34,27 @@ def main() -> int:
     Keeping([torch.nn.Parameter(torch.zeros(1))])  # The first optimizer imports much of torch.
     tw.init()
     rank, size = tw.rank(), tw.size()
+    optimizers: dict[tuple[int, ...], torch.optim.Optimizer] = {}  # By the gradients' bytes.
     parameters: list[torch.nn.Parameter] = []
-    optimizers: list[torch.optim.Optimizer] = []
-    numbers = itertools.count()
+    steps: list[Callable[[], object]] = []  # The one that counts now.
 
     def run_round() -> None:
         for parameter in parameters:
             assert parameter.grad is not None
             parameter.grad[:1].mul_(1)
-        optimizers[-1].step()
+        steps[-1]()
 
     def prepare(order: Order) -> None:
-        """Makes new parameters, and checks the result of some rounds."""
-        # The kernel gives memory when it is written, and nobody writes parameters here.
-        parameters[:] = [torch.nn.Parameter(torch.empty(nbytes // 4)) for nbytes in order.sizes]
-        named = [(str(index), each) for index, each in enumerate(parameters)]
-        name = f"bench.{next(numbers)}"
-        optimizers[:] = [tw.DistributedOptimizer(Keeping(parameters), named, name=name)]
+        """Takes the optimizer of these sizes, and checks the result of some rounds."""
+        sizes = tuple(order.sizes)
+        if sizes not in optimizers:
+            # The kernel gives memory when it is written, and nobody writes parameters here.
+            made = [torch.nn.Parameter(torch.empty(nbytes // 4)) for nbytes in sizes]
+            named = [(str(index), each) for index, each in enumerate(made)]
+            name = f"bench.{len(optimizers)}"
+            optimizers[sizes] = tw.DistributedOptimizer(Keeping(made), named, name=name)
+        parameters[:] = optimizers[sizes].param_groups[0]["params"]
+        steps[:] = [optimizers[sizes].step]
         for _ in range(_ROUNDS_TO_SETTLE):
             for parameter in parameters:
                 parameter.grad = torch.full_like(parameter, rank + 1.0)

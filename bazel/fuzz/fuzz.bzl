@@ -40,13 +40,48 @@ def _is_slow(src):
     return (src.basename.startswith("kernels_") or src.basename.endswith(".pb.cc") or
             src.basename == "options.cc")
 
+# Where a file begins with the precompiled header, clang takes a quarter less time. It takes the header
+# only with the flags that it was made with.
+_PRECOMPILED = "//bazel/fuzz:standard"
+
 _LINK_FLAGS = ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
 
 def _is_source(file):
     return file.extension in ["cc", "cpp", "c"]
 
-def _compile(actions, bin_dir, directory, srcs, headers, defines, copts):
+def _begins_precompiled(src, flags):
+    return src.extension == "cc" and not _is_slow(src) and not flags
+
+def _precompiled_header_impl(ctx):
+    compiled = ctx.actions.declare_file(ctx.label.name + ".pch")
+    header = [f for f in ctx.files.header if f.extension == "hpp"][0]
+    args = ctx.actions.args()
+    args.add_all(_COMPILE_FLAGS)
+
+    # Other sandboxes have the header at other paths, and with another time.
+    args.add_all(["-Xclang", "-fmodules-embed-all-files", "-Xclang", "-fno-pch-timestamp"])
+    args.add("-fpch-instantiate-templates")
+    args.add_all(["-x", "c++-header", header, "-o", compiled])
+    ctx.actions.run(
+        executable = _CLANG,
+        arguments = [args],
+        inputs = [header],
+        outputs = [compiled],
+        mnemonic = "TalwegFuzzPrecompile",
+        progress_message = "Precompiling %s" % ctx.label,
+    )
+    return [DefaultInfo(files = depset([header, compiled]))]
+
+fuzz_precompiled_header = rule(
+    implementation = _precompiled_header_impl,
+    doc = "NAME.pch: a header as clang takes it with the flags of fuzz tests.",
+    attrs = {"header": attr.label(mandatory = True)},
+)
+
+def _compile(actions, bin_dir, directory, srcs, headers, defines, copts, precompiled):
     objects = []
+    flags = [flag for flag in copts if flag.startswith("-m") or flag.startswith("-f")]
+    compiled_header = [f for f in precompiled if f.extension == "pch"][0]
     for src in srcs:
         if not _is_source(src):
             continue
@@ -55,7 +90,11 @@ def _compile(actions, bin_dir, directory, srcs, headers, defines, copts):
         args.add_all(_COMPILE_FLAGS)
         if _is_slow(src):
             args.add_all(_SLOW_FLAGS)
-        args.add_all([flag for flag in copts if flag.startswith("-m") or flag.startswith("-f")])
+        args.add_all(flags)
+        further = []
+        if _begins_precompiled(src, flags):
+            args.add("-include-pch", compiled_header)
+            further = precompiled
         args.add_all(defines, format_each = "-D%s")
         args.add_all(["-iquote", ".", "-iquote", bin_dir])
         args.add("-c", src)
@@ -63,7 +102,10 @@ def _compile(actions, bin_dir, directory, srcs, headers, defines, copts):
         actions.run(
             executable = _CLANG,
             arguments = [args],
-            inputs = depset([src] + [f for f in srcs if not _is_source(f)], transitive = [headers]),
+            inputs = depset(
+                [src] + [f for f in srcs if not _is_source(f)] + further,
+                transitive = [headers],
+            ),
             outputs = [output],
             mnemonic = "TalwegFuzzCompile",
             progress_message = "Compiling %s for fuzzing" % src.short_path,
@@ -92,6 +134,7 @@ def _fuzz_objects_aspect_impl(target, ctx):
         headers,
         defines,
         ctx.rule.attr.copts,
+        ctx.files._precompiled,
     )
     linkopts = [tuple(ctx.rule.attr.linkopts)] if ctx.rule.attr.linkopts else []
     return [_FuzzObjectsInfo(
@@ -104,6 +147,7 @@ def _fuzz_objects_aspect_impl(target, ctx):
 _fuzz_objects_aspect = aspect(
     implementation = _fuzz_objects_aspect_impl,
     attr_aspects = ["deps"],
+    attrs = {"_precompiled": attr.label(default = _PRECOMPILED)},
 )
 
 def _cc_fuzz_test_impl(ctx):
@@ -120,6 +164,7 @@ def _cc_fuzz_test_impl(ctx):
         _collect(ctx.attr.deps, "headers"),
         _collect(ctx.attr.deps, "defines"),
         [],
+        ctx.files._precompiled,
     )
     fuzzer = ctx.actions.declare_file(ctx.label.name + "_fuzzer")
     all_objects = _collect(ctx.attr.deps, "objects", objects)
@@ -159,6 +204,7 @@ cc_fuzz_test = rule(
         "dictionary": attr.label(allow_single_file = True),
         "input_bytes_max": attr.int(default = 4096),
         "srcs": attr.label_list(allow_files = [".cc", ".h"], mandatory = True),
+        "_precompiled": attr.label(default = _PRECOMPILED),
         "_runner": attr.label(
             default = "//bazel/fuzz:run_fuzz.sh.tpl",
             allow_single_file = True,

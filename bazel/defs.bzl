@@ -12,6 +12,7 @@ load("//bazel:test_copts.bzl", "CATCH2_COPTS")
 load("//bazel/fuzz:fuzz.bzl", "cc_fuzz_test")
 load("//bazel/precompiled:precompiled.bzl", "PRECOMPILED_COPTS")
 load("//bazel/python:venv.bzl", "venv_py_binary", "venv_py_test")
+load("//bazel/together:together.bzl", "together")
 
 _WARNINGS = [
     "-Wall",
@@ -55,7 +56,7 @@ _PROGRAM_DEPS = ["//bazel/deps/runtime:older_glibc"] + select({
 
 # What a file begins with: a header that g++ need not read again.
 _STANDARD = select({
-    "//bazel/sanitizers:any": [],
+    "//bazel/precompiled:none": [],
     "//conditions:default": PRECOMPILED_COPTS + [
         "-include",
         "bazel/precompiled/standard.hpp",
@@ -74,6 +75,15 @@ def _precompiled(copts, deps):
     if [flag for flag in copts if not flag.startswith("-W") and flag != "-w"]:
         return [], []
     return _STANDARD, ["//bazel/precompiled"]
+
+def _together(name, srcs, testonly):
+    """Returns the sources of a library as they are compiled, several as one, and the flags for that."""
+    if type(srcs) == "select" or len([src for src in srcs if src.endswith(".cc")]) < 2:
+        return srcs, []
+    together(name = name + "_together", srcs = srcs, testonly = testonly)
+
+    # A warning about headers; g++ takes each source but the copy itself for one.
+    return [name + "_together"], ["-Wno-subobject-linkage"]
 
 def _visible_to_lint(visibility):
     """Adds the lint tests, which look at every library, to those who may see a target."""
@@ -104,11 +114,12 @@ def talweg_cc_library(
     """
     check_edges(name, deps + kwargs.get("data", []), is_test = testonly)
     precompiled_copts, precompiled_deps = _precompiled(copts, deps)
+    compiled, together_copts = _together(name, srcs, testonly)
     native.cc_library(
         name = name,
-        srcs = srcs,
+        srcs = compiled,
         hdrs = hdrs,
-        copts = _WARNINGS + precompiled_copts + copts,
+        copts = _WARNINGS + together_copts + precompiled_copts + copts,
         deps = deps + precompiled_deps,
         testonly = testonly,
         visibility = _visible_to_lint(visibility),
@@ -299,9 +310,11 @@ def _proto(name, src, deps, grpc, kwargs):
         srcs = [":" + name + "_codegen"],
         output_group = "sources",
     )
+    if grpc:
+        together(name = name + "_together", srcs = [name + "_sources"])
     native.cc_library(
         name = name,
-        srcs = [name + "_sources"],
+        srcs = [name + ("_together" if grpc else "_sources")],
         hdrs = [name + "_headers"],
         # Generated code is not ours to keep free of warnings.
         copts = ["-w"] + precompiled_copts,

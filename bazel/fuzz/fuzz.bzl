@@ -6,6 +6,7 @@ with clang, libFuzzer's instrumentation, ASan and UBSan. Fuzz tests of one libra
 """
 
 load("//bazel/sanitizers:skip.bzl", "skip_under_sanitizer")
+load("//bazel/together:together.bzl", "units_of")
 
 _FuzzObjectsInfo = provider(
     "What a library brings into a fuzz test.",
@@ -36,9 +37,12 @@ _COMPILE_FLAGS = [
 # and generated messages take 20 s each.
 _SLOW_FLAGS = ["-O0"]
 
-def _is_slow(src):
-    return (src.basename.startswith("kernels_") or src.basename.endswith(".pb.cc") or
-            src.basename == "options.cc")
+def _is_slow(unit):
+    for src in unit.sources:
+        if (src.basename.startswith("kernels_") or src.basename.endswith(".pb.cc") or
+            src.basename == "options.cc"):
+            return True
+    return False
 
 # Where a file begins with the precompiled header, clang takes a quarter less time. It takes the header
 # only with the flags that it was made with.
@@ -46,11 +50,8 @@ _PRECOMPILED = "//bazel/fuzz:standard"
 
 _LINK_FLAGS = ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
 
-def _is_source(file):
-    return file.extension in ["cc", "cpp", "c"]
-
-def _begins_precompiled(src, flags):
-    return src.extension == "cc" and not _is_slow(src) and not flags
+def _begins_precompiled(unit, flags):
+    return not _is_slow(unit) and not flags
 
 def _precompiled_header_impl(ctx):
     compiled = ctx.actions.declare_file(ctx.label.name + ".pch")
@@ -78,21 +79,21 @@ fuzz_precompiled_header = rule(
     attrs = {"header": attr.label(mandatory = True)},
 )
 
-def _compile(actions, bin_dir, directory, srcs, headers, defines, copts, precompiled):
+def _compile(actions, bin_dir, directory, rule, headers, defines, copts, precompiled):
     objects = []
+    private_headers = [file for file in rule.files.srcs if file.extension == "h"]
     flags = [flag for flag in copts if flag.startswith("-m") or flag.startswith("-f")]
     compiled_header = [f for f in precompiled if f.extension == "pch"][0]
-    for src in srcs:
-        if not _is_source(src):
-            continue
+    for unit in units_of(rule):
+        src = unit.file
         output = actions.declare_file("%s/%s.o" % (directory, src.basename))
         args = actions.args()
         args.add_all(_COMPILE_FLAGS)
-        if _is_slow(src):
+        if _is_slow(unit):
             args.add_all(_SLOW_FLAGS)
         args.add_all(flags)
         further = []
-        if _begins_precompiled(src, flags):
+        if _begins_precompiled(unit, flags):
             args.add("-include-pch", compiled_header)
             further = precompiled
         args.add_all(defines, format_each = "-D%s")
@@ -103,7 +104,7 @@ def _compile(actions, bin_dir, directory, srcs, headers, defines, copts, precomp
             executable = _CLANG,
             arguments = [args],
             inputs = depset(
-                [src] + [f for f in srcs if not _is_source(f)] + further,
+                [src] + private_headers + further,
                 transitive = [headers],
             ),
             outputs = [output],
@@ -130,7 +131,7 @@ def _fuzz_objects_aspect_impl(target, ctx):
         ctx.actions,
         ctx.bin_dir.path,
         "_fuzz/" + target.label.name,
-        ctx.rule.files.srcs,
+        ctx.rule,
         headers,
         defines,
         ctx.rule.attr.copts,
@@ -160,7 +161,7 @@ def _cc_fuzz_test_impl(ctx):
         ctx.actions,
         ctx.bin_dir.path,
         "_fuzz/" + ctx.label.name,
-        ctx.files.srcs,
+        ctx,
         _collect(ctx.attr.deps, "headers"),
         _collect(ctx.attr.deps, "defines"),
         [],

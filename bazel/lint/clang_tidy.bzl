@@ -2,10 +2,11 @@
 """clang-tidy as a test: one action a library, so that only what changed is looked at again.
 
 An action looks at all sources of its library as one file, because most of clang-tidy's time goes into the
-headers. So the sources of a library do not give two things one name, not even in unnamed namespaces.
+headers.
 """
 
 load("//bazel/sanitizers:skip.bzl", "skip_under_sanitizer")
+load("//bazel/together:together.bzl", "units_of")
 
 _TidyInfo = provider(
     "Findings of clang-tidy, one report a library; the report of a clean library is empty.",
@@ -28,7 +29,7 @@ def _clang_tidy_aspect_impl(target, ctx):
     if ctx.rule.kind not in ["cc_library", "cc_binary"] or CcInfo not in target:
         return [_TidyInfo(reports = depset())]
     compilation = target[CcInfo].compilation_context
-    sources = [src for src in ctx.rule.files.srcs if src.extension == "cc" and src.is_source]
+    sources = [src for unit in units_of(ctx.rule) for src in unit.sources if src.is_source]
     if not sources:
         return [_TidyInfo(reports = depset())]
     together = ctx.actions.declare_file("_tidy/%s.cc" % target.label.name)
@@ -41,7 +42,7 @@ def _clang_tidy_aspect_impl(target, ctx):
         command = _SCRIPT.format(tidy = _CLANG_TIDY),
         arguments = [report.path, "--config-file=" + ctx.file._config.path, together.path, "--"] + flags,
         inputs = depset(
-            [together, ctx.file._config] + ctx.rule.files.srcs,
+            [together, ctx.file._config] + sources + ctx.rule.files.srcs,
             transitive = [compilation.headers],
         ),
         outputs = [report],

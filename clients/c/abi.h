@@ -2,6 +2,9 @@
 #ifndef TALWEG_CLIENTS_C_ABI_H_
 #define TALWEG_CLIENTS_C_ABI_H_
 
+#include <cstdint>
+#include <cstring>
+
 #include "clients/c/talweg.h"
 #include "libs/shm/client/client.h"
 #include "libs/shm/client/error_text.h"
@@ -40,6 +43,15 @@ inline talweg_status Invalid(const char* what) {
 inline shm::Client* FromC(talweg_client* client) { return reinterpret_cast<shm::Client*>(client); }
 inline const shm::Client* FromC(const talweg_client* client) {
   return reinterpret_cast<const shm::Client*>(client);
+}
+
+// Returns the number in an enumeration, which a C program may have set to any value.
+template <typename Enumeration>
+uint32_t NumberIn(const Enumeration& enumeration) {
+  uint32_t number = 0;
+  static_assert(sizeof number == sizeof enumeration);
+  std::memcpy(&number, &enumeration, sizeof number);
+  return number;
 }
 
 }  // namespace talweg::c

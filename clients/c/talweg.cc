@@ -22,6 +22,7 @@ using talweg::Op;
 using talweg::Share;
 using talweg::c::FromC;
 using talweg::c::Invalid;
+using talweg::c::NumberIn;
 using talweg::c::ToC;
 using talweg::shm::Client;
 using talweg::shm::Declare;
@@ -56,15 +57,6 @@ constexpr int64_t kConnectTimeoutNs = 60'000'000'000;
 // A talweg_collective of a version before 1.3 ends before this field.
 constexpr size_t kCollectiveBytesMin = offsetof(talweg_collective, side);
 constexpr char kBarrierName[] = "talweg.barrier";
-
-// Returns the number in an enumeration, which a C program may have set to any value.
-template <typename Enumeration>
-unsigned NumberIn(const Enumeration& enumeration) {
-  unsigned number = 0;
-  static_assert(sizeof number == sizeof enumeration);
-  std::memcpy(&number, &enumeration, sizeof number);
-  return number;
-}
 
 // The only state outside of clients is each thread's last error, like errno.
 thread_local ErrorText last_error;

@@ -15,19 +15,11 @@ using talweg::Op;
 using talweg::c::FromC;
 using talweg::c::Invalid;
 using talweg::c::LastError;
+using talweg::c::NumberIn;
 using talweg::c::ToC;
 using talweg::shm::RankStatus;
 
 constexpr uint32_t kRanksMax = talweg::shm::kSummingRanksMax;
-
-// Returns the number in an enumeration, which a C program may have set to any value.
-template <typename Enumeration>
-uint32_t NumberIn(const Enumeration& enumeration) {
-  uint32_t number = 0;
-  static_assert(sizeof number == sizeof enumeration);
-  std::memcpy(&number, &enumeration, sizeof number);
-  return number;
-}
 
 bool Combines(const talweg_exchange_call& call) { return NumberIn(call.op) != TALWEG_BROADCAST; }
 

@@ -35,7 +35,7 @@ absl::StatusOr<std::vector<uint64_t>> ParseSizes(const std::string& text, uint64
   return sizes;
 }
 
-absl::StatusOr<RunPlan> PlanOf(const Arguments& arguments) {
+absl::StatusOr<RunPlan> BenchPlanOf(const Arguments& arguments) {
   RunPlan plan;
   TALWEG_ASSIGN_OR_RETURN(const uint64_t nodes, arguments.Number("nodes", 2, 1, 64));
   TALWEG_ASSIGN_OR_RETURN(
@@ -94,8 +94,8 @@ int Supervise(RunPlan& plan, bool as_json) {
   return Print(as_json ? ResultsJson(results) : ResultsText(results)) ? 0 : kExitFailed;
 }
 
-int Run(const Arguments& arguments) {
-  absl::StatusOr<RunPlan> plan = PlanOf(arguments);
+int RunBench(const Arguments& arguments) {
+  absl::StatusOr<RunPlan> plan = BenchPlanOf(arguments);
   if (!plan.ok()) return Fail(plan.status());
   if (const absl::Status status = FindDaemons(*plan); !status.ok()) return Fail(status);
   const bool as_json = arguments.Has("json");
@@ -140,7 +140,7 @@ Command BenchCommand() {
        "Scheduler and aggregators also for one node, and TCP ports for all, as in talweg run."},
       {"json", "", "Prints JSON."},
   };
-  command.run = Run;
+  command.run = RunBench;
   return command;
 }
 

@@ -269,7 +269,7 @@ absl::Status Measure(const Arguments& arguments) {
   return Check(talweg_shutdown(client.get(), kTimeoutNs), "shut down");
 }
 
-int Run(const Arguments& arguments) {
+int RunBenchRank(const Arguments& arguments) {
   const absl::Status status =
       arguments.Has("control") ? ServeOrders(arguments) : Measure(arguments);
   return status.ok() ? 0 : Fail(status);
@@ -292,7 +292,7 @@ Command BenchRankCommand() {
       {"control", "SOCKET", "Instead of all that: take orders from ./bench."},
       {"contender", "NAME", "What ./bench calls this job."},
   };
-  command.run = Run;
+  command.run = RunBenchRank;
   return command;
 }
 

@@ -123,7 +123,7 @@ std::string Fish(const std::vector<Command>& commands) {
                       "'bash zsh fish'\n");
 }
 
-int Run(const Arguments& arguments) {
+int RunCompletion(const Arguments& arguments) {
   if (arguments.operands().size() != 1) {
     return Fail(absl::InvalidArgumentError("talweg completion: name one shell: bash, zsh or fish"));
   }
@@ -153,7 +153,7 @@ Command CompletionCommand() {
       "  source <(talweg completion zsh)      in ~/.zshrc, after compinit\n"
       "  talweg completion fish | source      in ~/.config/fish/config.fish";
   command.operands = Operands::kWords;
-  command.run = Run;
+  command.run = RunCompletion;
   return command;
 }
 

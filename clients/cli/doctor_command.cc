@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kHealthTimeoutNs = 5'000'000'000;
 
-int Run(const Arguments& arguments) {
+int RunDoctor(const Arguments& arguments) {
   MachineFacts facts = ReadMachineFacts(arguments.Text("provider", "tcp"));
   const char* const told = std::getenv("TALWEG_DATA_SECURITY");
   facts.data_security = arguments.Text("data-security", told == nullptr ? "none" : told);
@@ -61,7 +61,7 @@ Command DoctorCommand() {
       {"json", "", "Prints JSON."},
   };
   for (CommandOption& option : CredentialOptions()) command.options.push_back(std::move(option));
-  command.run = Run;
+  command.run = RunDoctor;
   return command;
 }
 

@@ -71,7 +71,7 @@ class Pause {
 };
 
 // What the agent is asked with.
-struct Asking {
+struct TraceAsking {
   std::string address;
   uint64_t seconds = 0;
   int64_t timeout_ns = 0;
@@ -91,8 +91,8 @@ std::string SecretFileOf(const Arguments& arguments, const std::string& address)
   return access(beside.c_str(), F_OK) == 0 ? beside : "";
 }
 
-absl::StatusOr<Asking> AskingOf(const Arguments& arguments) {
-  Asking asking;
+absl::StatusOr<TraceAsking> TraceAskingOf(const Arguments& arguments) {
+  TraceAsking asking;
   asking.address = arguments.Text("agent", "");
   TALWEG_ASSIGN_OR_RETURN(asking.seconds, arguments.Number("seconds", 5, 1, 3'600));
   TALWEG_ASSIGN_OR_RETURN(const uint64_t timeout_ms,
@@ -105,7 +105,7 @@ absl::StatusOr<Asking> AskingOf(const Arguments& arguments) {
   return asking;
 }
 
-absl::StatusOr<Trace> Record(const Asking& asking, const Pause& pause) {
+absl::StatusOr<Trace> Record(const TraceAsking& asking, const Pause& pause) {
   rpc::AgentAdminClient client(asking.address, asking.timeout_ns, asking.credentials);
   agent::v1::SetTraceRequest request;
   request.set_enabled(true);
@@ -119,7 +119,7 @@ absl::StatusOr<Trace> Record(const Asking& asking, const Pause& pause) {
 // Returns what to say of the file.
 absl::StatusOr<std::string> Write(const Arguments& arguments, const std::string& path) {
   const Pause pause;
-  TALWEG_ASSIGN_OR_RETURN(const Asking asking, AskingOf(arguments));
+  TALWEG_ASSIGN_OR_RETURN(const TraceAsking asking, TraceAskingOf(arguments));
   std::ofstream file(path, std::ios::binary);
   if (!file) return status::ErrnoStatus(errno, "open " + path);
   const absl::StatusOr<Trace> trace = Record(asking, pause);

@@ -14,11 +14,6 @@ namespace {
 
 constexpr size_t kColumns = 100;
 
-template <typename Config>
-const std::vector<Option<Config>>& Options() {
-  return OptionsOf(static_cast<const Config*>(nullptr));
-}
-
 std::string Wrapped(const std::string& text, const std::string& indent) {
   std::string wrapped;
   size_t column = 0;

@@ -30,11 +30,6 @@ namespace talweg::config {
 namespace {
 
 template <typename Config>
-const std::vector<Option<Config>>& Options() {
-  return OptionsOf(static_cast<const Config*>(nullptr));
-}
-
-template <typename Config>
 std::vector<std::string> Names() {
   std::vector<std::string> names;
   for (const auto& option : Options<Config>()) names.push_back(option.name);

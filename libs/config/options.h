@@ -37,6 +37,11 @@ const std::vector<Option<SchedulerConfig>>& OptionsOf(const SchedulerConfig*);
 const std::vector<Option<AggregatorConfig>>& OptionsOf(const AggregatorConfig*);
 const std::vector<Option<AgentConfig>>& OptionsOf(const AgentConfig*);
 
+template <typename Config>
+const std::vector<Option<Config>>& Options() {
+  return OptionsOf(static_cast<const Config*>(nullptr));
+}
+
 }  // namespace talweg::config
 
 #endif  // TALWEG_LIBS_CONFIG_OPTIONS_H_

@@ -16,23 +16,10 @@
 #include <set>
 
 #include "libs/base/json.h"
+#include "libs/config/write_all.h"
 #include "libs/status/status.h"
 
 namespace talweg::config {
-namespace {
-
-absl::Status WriteAll(int fd, const std::string& text, const std::string& what) {
-  size_t written = 0;
-  while (written < text.size()) {
-    const ssize_t bytes = write(fd, text.data() + written, text.size() - written);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return status::ErrnoStatus(errno, absl::StrCat("write ", what));
-    written += static_cast<size_t>(bytes);
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::Status AnnounceReady(const ProcessConfig& config,
                            const std::map<std::string, std::string>& addresses) {

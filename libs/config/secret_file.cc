@@ -17,6 +17,7 @@
 #include "libs/base/counted.h"
 #include "libs/base/descriptor.h"
 #include "libs/base/read_at_most.h"
+#include "libs/config/write_all.h"
 #include "libs/status/status.h"
 
 namespace talweg::config {
@@ -69,16 +70,6 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, const std::string&
   std::string text;
   if (ReadAtMost(file.get(), bytes_max, text)) return text;
   return status::ErrnoStatus(errno, absl::StrCat("read ", what));
-}
-
-absl::Status WriteAll(int fd, const std::string& text, const std::string& what) {
-  for (size_t written = 0; written < text.size();) {
-    const ssize_t bytes = write(fd, text.data() + written, text.size() - written);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return status::ErrnoStatus(errno, absl::StrCat("write ", what));
-    written += static_cast<size_t>(bytes);
-  }
-  return absl::OkStatus();
 }
 
 absl::Status MakeParents(const std::string& path) {

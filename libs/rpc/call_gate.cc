@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libs/rpc/call_gate.h"
 
-#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,17 +13,12 @@
 #include "libs/rpc/identity.h"
 #include "libs/rpc/local_users.h"
 #include "libs/rpc/secret.h"
+#include "libs/rpc/steady_time.h"
 
 namespace talweg::rpc {
 namespace {
 
 using grpc::experimental::InterceptionHookPoints;
-
-int64_t SteadyNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Returns "[::1]:1234" for "ipv6:%5B::1%5D:1234", or "" for a Unix socket.
 std::string AddressOf(const std::string& uri) {

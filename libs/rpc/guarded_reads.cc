@@ -11,7 +11,6 @@
 #include <grpc/slice.h>
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
@@ -25,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "libs/rpc/frame_guard.h"
+#include "libs/rpc/steady_time.h"
 #include "libs/rpc/tls_peers.h"
 #include "libs/rpc/tls_peers_argument.h"
 
@@ -91,12 +91,6 @@ Settings WithBounds(Settings settings) {
     }
   }
   return settings;
-}
-
-int64_t SteadyNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 // GRPC_AUTH_CONTEXT_ARG, which is in no public header of gRPC.

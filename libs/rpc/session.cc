@@ -8,18 +8,9 @@
 #include "libs/base/check.h"
 #include "libs/rpc/call_gate_access.h"
 #include "libs/rpc/channel.h"
+#include "libs/rpc/steady_time.h"
 
 namespace talweg::rpc {
-namespace {
-
-int64_t SteadyNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
-
 class Session::Call {
  public:
   // Stop finds the call through `slot`.

@@ -55,6 +55,7 @@ def _macros(package: str) -> dict[str, Any]:
         "cc_fuzz_test": nothing,
         "cc_proto_codegen": nothing,
         "runfiles_archive": nothing,
+        "together": nothing,
         "venv_py_binary": nothing,
         "venv_py_test": nothing,
     }

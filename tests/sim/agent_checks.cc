@@ -5,14 +5,10 @@
 #include <vector>
 
 #include "tests/sim/agent_process.h"
+#include "tests/sim/lease.h"
 
 // Checks of an agent that the agent itself cannot make, or does not make.
 namespace talweg::sim {
-namespace {
-
-constexpr int64_t kLeaseNs = membership::Config{}.lease_ns;
-
-}  // namespace
 
 void AgentProcess::CheckAfterwards() {
   core().CheckInvariants();

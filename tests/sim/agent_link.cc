@@ -5,12 +5,12 @@
 #include <utility>
 #include <variant>
 
+#include "tests/sim/lease.h"
+
 namespace talweg::sim {
 namespace {
 
-constexpr int64_t kLeaseNs = membership::Config{}.lease_ns;
 // The same values as in libs/rpc.
-constexpr int64_t kRenewNs = 2 * kSecond;
 constexpr int64_t kJoinNs = 30 * kSecond;
 constexpr int64_t kLeaveNs = 2 * kSecond;
 

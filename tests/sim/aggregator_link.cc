@@ -6,13 +6,13 @@
 #include <variant>
 #include <vector>
 
+#include "tests/sim/lease.h"
+
 namespace talweg::sim {
 namespace {
 
 constexpr int64_t kRetryNs = 500 * kMillisecond;
 constexpr int64_t kReattachNs = 100 * kMillisecond;
-constexpr int64_t kRenewNs = 2 * kSecond;
-constexpr int64_t kLeaseNs = membership::Config{}.lease_ns;
 
 }  // namespace
 

@@ -164,6 +164,11 @@ def apply(mutations, sources):
     return mutated
 
 
+def joined(texts):
+    """Sources, path to text, as one; the compiler names the lines of each."""
+    return "".join(f'#line 1 "{path}"\n{text}' for path, text in texts.items())
+
+
 def table(mutations):
     """Rows of mutation_test.cc's table."""
     return "".join(
@@ -176,17 +181,31 @@ def main():
     parser = argparse.ArgumentParser(fromfile_prefix_chars="@")
     parser.add_argument("--list", type=pathlib.Path, required=True)
     parser.add_argument("--table", type=pathlib.Path, required=True)
-    parser.add_argument("--source", action="append", default=[], metavar="PATH=COPY")
+    parser.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="PATH=COPY",
+        help="sources that are compiled as one have one copy",
+    )
     arguments = parser.parse_args()
-    files = dict(source.split("=") for source in arguments.source)
+    copies: dict[str, list[str]] = {}
+    for path, copy in (source.split("=") for source in arguments.source):
+        copies.setdefault(copy, []).append(path)
     try:
         mutations = read_list(arguments.list.read_text(encoding="utf-8"))
-        sources = {path: pathlib.Path(path).read_text(encoding="utf-8") for path in files}
+        sources = {
+            path: pathlib.Path(path).read_text(encoding="utf-8")
+            for paths in copies.values()
+            for path in paths
+        }
         mutated = apply(mutations, sources)
     except ListError as error:
         sys.exit(f"the deliberate bugs of {arguments.list} cannot be planted:\n{error}")
-    for path, copy in files.items():
-        pathlib.Path(copy).write_text(mutated.get(path, ""), encoding="utf-8")
+    for copy, paths in copies.items():
+        text = joined({path: mutated.get(path, sources[path]) for path in paths})
+        has_bug = any(path in mutated for path in paths)
+        pathlib.Path(copy).write_text(text if has_bug else "", encoding="utf-8")
     arguments.table.write_text(table(mutations), encoding="utf-8")
 
 

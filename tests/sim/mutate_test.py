@@ -99,14 +99,14 @@ class MutateTest(unittest.TestCase):
         text = one("[[[a ==> b]]]", "usual", extra="first: 700\n")
         self.assertIn("Kind::kUsual, 4000, 700}", mutate.table(text))
 
-    def plant(self, root, quotation):
+    def plant(self, root, quotation, other_copy="other_copy.cc"):
         (root / "job.cc").write_text(SOURCE)
         (root / "other.cc").write_text("int x;\n")
         (root / "list.txt").write_text(
             f"== a_bug\nkind: usual\nbreaks: x\njob.cc:\n    {quotation}\n"
         )
         program = [sys.executable, mutate.__file__, "--list=list.txt", "--table=table.inc"]
-        program += ["--source=job.cc=job_copy.cc", "--source=other.cc=other_copy.cc"]
+        program += ["--source=job.cc=job_copy.cc", f"--source=other.cc={other_copy}"]
         return subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
 
     def test_the_copy_of_a_source_without_a_bug_is_empty(self):
@@ -117,6 +117,15 @@ class MutateTest(unittest.TestCase):
             self.assertIn("TALWEG_MUTANT", (root / "job_copy.cc").read_text())
             self.assertEqual((root / "other_copy.cc").read_text(), "")
             self.assertIn("a_bug", (root / "table.inc").read_text())
+
+    def test_sources_with_one_copy_are_joined_in_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            self.plant(root, "[[[credit > 0 ==> true]]]", other_copy="job_copy.cc")
+            lines = (root / "job_copy.cc").read_text().splitlines()
+            self.assertEqual(lines[0], '#line 1 "job.cc"')
+            self.assertTrue(any("TALWEG_MUTANT(a_bug)" in line for line in lines))
+            self.assertEqual(lines[-2:], ['#line 1 "other.cc"', "int x;"])
 
     def test_the_build_ends_with_the_name(self):
         with tempfile.TemporaryDirectory() as folder:

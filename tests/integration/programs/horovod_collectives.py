@@ -33,6 +33,25 @@ def gathers() -> None:
     assert tensor.grad is not None and (tensor.grad == 1).all()
 
 
+def groups() -> None:
+    """A grouped call and its asynchronous form, at different ranks, are one operation."""
+    size, rank = hvd.size(), hvd.rank()
+    tensors = [torch.full((size,), float(rank + 1), requires_grad=True) for _ in range(2)]
+    total = size * (size + 1) / 2
+    for grouped, start, wanted in (
+        (hvd.grouped_allgather, hvd.grouped_allgather_async, size * total),
+        (hvd.grouped_reducescatter, hvd.grouped_reducescatter_async, total / size),
+    ):
+        own_form = rank == 0
+        results = grouped(tensors, name="g") if own_form else hvd.synchronize(start(tensors, "g"))
+        assert [each.sum().item() for each in results] == [wanted] * 2, results
+        for each, result in zip(tensors, grouped(tensors)):
+            each.grad = None
+            result.sum().backward()
+            assert each.grad is not None and (each.grad == 1).all()
+        assert len(grouped([])) == 0
+
+
 def open_names() -> None:
     """A call refuses an open name. The name is free after synchronize(), and for other kinds."""
     own = torch.ones(hvd.size())
@@ -248,7 +267,7 @@ def _optimizer(some: hvd.ProcessSet) -> None:
 def main() -> int:
     torch.set_num_threads(1)
     hvd.init(process_sets="dynamic")
-    run_cases(gathers, open_names, sparse_gradients, exchanges, scatters, process_sets)
+    run_cases(gathers, groups, open_names, sparse_gradients, exchanges, scatters, process_sets)
     hvd.shutdown()
     return 0
 

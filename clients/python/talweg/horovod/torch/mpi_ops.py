@@ -6,7 +6,7 @@ Argument errors raise at the call. If ranks disagree, synchronize() raises Horov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -309,11 +309,19 @@ def allgather_async(
 
 
 class _Allgather(torch.autograd.Function):
-    """The gradient is this rank's slice of the average of the ranks' gradients."""
+    """`wait` returns the result. The gradient is this rank's slice of the average of the ranks'
+    gradients.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
-        gathered = synchronize(allgather_async(tensor, name, process_set))
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        wait: Callable[[], torch.Tensor],
+        name: str | None,
+        process_set: ProcessSet,
+    ) -> Any:
+        gathered = wait()
         ctx.arguments = tensor.shape[0], name, process_set
         return gathered
 
@@ -325,14 +333,15 @@ class _Allgather(torch.autograd.Function):
         own = torch.tensor([count], device="cpu")
         rows = allgather(own, None if name is None else f"{name}.rows", process_set)
         begin = int(rows[: process_set.rank()].sum())
-        return reduced[begin : begin + count], None, None
+        return reduced[begin : begin + count], None, None, None
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Returns the ranks' tensors joined along the first dimension; differentiable."""
-    result: torch.Tensor = _Allgather.apply(tensor, name, process_set)
+    handle = allgather_async(tensor, name, process_set)
+    result: torch.Tensor = _Allgather.apply(tensor, lambda: synchronize(handle), name, process_set)
     return result
 
 
@@ -355,10 +364,11 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
     """Returns allgather() of each tensor; differentiable."""
-    tensors = list(tensors)
+    tensors = listed(tensors, "grouped_allgather")
+    results = synchronize(grouped_allgather_async(tensors, name, process_set))
     return tuple(
-        allgather(each, own, process_set)
-        for each, own in zip(tensors, member_names(name, len(tensors)))
+        _Allgather.apply(each, lambda result=result: result, own, process_set)
+        for each, result, own in zip(tensors, results, member_names(name, len(tensors)))
     )
 
 
@@ -489,13 +499,19 @@ def reducescatter_async(
 
 
 class _Reducescatter(torch.autograd.Function):
-    """The gradient is gathered from all ranks. For a sum it is multiplied by their number."""
+    """`wait` returns the result. The gradient is gathered from all ranks. For a sum it is
+    multiplied by their number.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *rest: Any) -> Any:
-        op, process_set, pre, post = rest
-        ctx.arguments = name, op, process_set, pre, post
-        return synchronize(reducescatter_async(tensor, name, op, process_set, pre, post))
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,  # What the gradient belongs to.
+        wait: Callable[[], torch.Tensor],
+        *arguments: Any,
+    ) -> Any:
+        ctx.arguments = arguments
+        return wait()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -505,7 +521,7 @@ class _Reducescatter(torch.autograd.Function):
         if op == Sum:
             gradient = gradient * (process_set.size() or 1)
         gathered = allgather(gradient.contiguous(), name, process_set)
-        return gathered, None, None, None, None, None
+        return gathered, None, None, None, None, None, None
 
 
 def reducescatter(
@@ -519,7 +535,9 @@ def reducescatter(
 ) -> torch.Tensor:
     """Returns this rank's rows of the reduction; differentiable."""
     pushed, context = compressed(tensor, compression, "reducescatter")
-    result = _Reducescatter.apply(pushed, name, op, process_set, prescale_factor, postscale_factor)
+    how = op, process_set, prescale_factor, postscale_factor
+    handle = reducescatter_async(pushed, name, *how)
+    result = _Reducescatter.apply(pushed, lambda: synchronize(handle), name, *how)
     decompressed: torch.Tensor = compression.decompress(result, context)
     return decompressed
 
@@ -551,18 +569,17 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Returns reducescatter() of each tensor; differentiable."""
-    tensors = list(tensors)
+    tensors = listed(tensors, "grouped_reducescatter")
+    pushed = [compressed(tensor, compression, "grouped_reducescatter") for tensor in tensors]
+    how = op, process_set, prescale_factor, postscale_factor
+    handle = grouped_reducescatter_async([each for each, _ in pushed], name, *how)
     return [
-        reducescatter(
-            each,
-            own,
-            compression,
-            op,
-            process_set,
-            prescale_factor,
-            postscale_factor,
+        compression.decompress(
+            _Reducescatter.apply(each, lambda result=result: result, own, *how), context
         )
-        for each, own in zip(tensors, member_names(name, len(tensors)))
+        for (each, context), result, own in zip(
+            pushed, synchronize(handle), member_names(name, len(tensors))
+        )
     ]
 
 

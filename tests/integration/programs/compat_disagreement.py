@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import sys
 
+import talweg.byteps.torch as bps
 import talweg.horovod.torch as hvd
 import torch
+from talweg.errors import Mismatch
 
 
-def _told(tensor: torch.Tensor, name: str | None) -> str:
-    handle = hvd.allreduce_async(tensor, name=name, op=hvd.Sum)
+def _told(tensor: torch.Tensor, name: str | None, op: int = hvd.Sum) -> str:
+    handle = hvd.allreduce_async(tensor, name=name, op=op)
     try:
         hvd.synchronize(handle)
     except hvd.HorovodInternalError as error:
@@ -32,6 +34,25 @@ def without_names() -> None:
         for length, handle in handles.items():
             found = hvd.synchronize(handle)
             assert torch.equal(found, torch.full((length,), float(call * size))), found
+
+
+def of_byteps() -> None:
+    rank, one, double = bps.rank(), torch.ones(3), torch.float64
+
+    def told(name: str, tensor: torch.Tensor, average: bool = True) -> str:
+        try:
+            bps.push_pull(tensor, average=average, name=name)
+        except Mismatch as error:
+            return str(error)
+        return ""
+
+    lengths = told("lengths", torch.ones(3 + rank))
+    assert "byteps.lengths" in lengths and "f32[3]" in lengths and "f32[4]" in lengths, lengths
+    dtypes = told("dtypes", one if rank == 0 else one.to(double))
+    assert "f32[3]" in dtypes and "f64[3]" in dtypes, dtypes
+    ops = told("ops", one, average=rank == 0)
+    assert "f32[3] average" in ops and "f32[3] sum" in ops, ops
+    assert told("ops", one, average=False) == told("lengths", one) == ""
 
 
 def main() -> int:
@@ -57,6 +78,10 @@ def main() -> int:
         assert _told(torch.ones(0), given) == _told(torch.ones(3), given) == ""
     dtypes = _told(torch.ones(3, dtype=(torch.float32, torch.float64)[rank % 2]), "dtypes")
     assert "f32[3]" in dtypes and "f64[3]" in dtypes, dtypes
+    for op, word in ((hvd.Min, "min"), (hvd.Average, "average")):
+        ops = _told(torch.ones(3), "ops", (hvd.Sum, op)[rank % 2])
+        assert "sum" in ops and word in ops, ops
+        assert _told(torch.ones(3), "ops") == ""
     roots = ""
     try:
         hvd.broadcast(torch.ones(2), rank, name="roots")
@@ -73,6 +98,9 @@ def main() -> int:
     assert hvd.allgather(torch.ones(2, 3), name="rows").shape == (2 * hvd.size(), 3)
     assert (hvd.allreduce(torch.ones(3), name="after", op=hvd.Sum) == hvd.size()).all()
     hvd.shutdown()
+    bps.init()
+    of_byteps()
+    bps.shutdown()
     return 0
 
 

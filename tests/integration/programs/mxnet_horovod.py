@@ -354,6 +354,9 @@ def disagreements() -> None:
         "dtype": lambda: hvd.allreduce(
             mx.nd.ones((2,), dtype=("float32", "int32")[rank % 2]), name="dtype"
         ).wait_to_read(),
+        "op": lambda: hvd.allreduce(
+            mx.nd.ones((2,)), op=(hvd.Sum, hvd.Average)[rank % 2], name="op"
+        ).wait_to_read(),
         "root": lambda: hvd.broadcast(mx.nd.ones((2,)), rank % 2, name="root").wait_to_read(),
         "columns": lambda: hvd.allgather(mx.nd.ones((1, 2 + rank % 2)), name="columns"),
         "exchange": lambda: hvd.alltoall(mx.nd.ones((4, 2 + rank % 2)), name="exchange"),

@@ -143,6 +143,37 @@ class MachinesTest(unittest.TestCase):
         self.assertEqual(machine.nodes[1], [[core, core + 8] for core in range(4, 8)])
         self.assertEqual(self._plan(machine, 4), ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"])
 
+    def test_two_xeon_gold_6230(self) -> None:
+        """A real machine: it deals the cores to its two sockets in turn."""
+        threads = ",".join(f"{cpu},{cpu + 40}" for first in (0, 1) for cpu in range(first, 40, 2))
+        machine = self._read(HWLOC_SYNTHETIC=f"package:2 numa:1 core:20 pu:2(indexes={threads})")
+        for socket in (0, 1):
+            expected = [[cpu, cpu + 40] for cpu in range(socket, 40, 2)]
+            self.assertEqual(machine.nodes[socket], expected)
+        self.assertEqual(self._plan(machine, 8)[5], "11,13,15,17,19,51,53,55,57,59")
+
+    def test_two_epyc_7763(self) -> None:
+        """A real machine: 128 cores, a NUMA node a socket, the second threads after all first."""
+        threads = ",".join(f"{core},{core + 128}" for core in range(128))
+        layout = f"package:2 numa:1 l3:8 core:8 pu:2(indexes={threads})"
+        plan = self._plan(self._read(HWLOC_SYNTHETIC=layout), 8)
+        self.assertEqual((plan[0], plan[4]), ("0-15,128-143", "64-79,192-207"))
+
+    def test_a_dgx_a100(self) -> None:
+        """A real machine: two EPYC 7742 of four NUMA nodes each, and two GPUs on half the nodes."""
+        threads = ",".join(f"{core},{core + 128}" for core in range(128))
+        layout = f"package:2 numa:4 core:16 pu:2(indexes={threads})"
+        nodes = self._read(HWLOC_SYNTHETIC=layout).nodes
+        of_node = [{cpu for core in cores for cpu in core} for cores in nodes]
+        near_gpus = [of_node[node] for node in (3, 3, 1, 1, 7, 7, 5, 5)]
+        plan = [set(_cores.parse(each)) for each in self._plan(_cores.Machine(nodes, near_gpus), 8)]
+        self.assertEqual(sum(len(cores) for cores in plan), len(set().union(*plan)))
+        # A node's cores suffice for one of its two GPUs' ranks. The other stays on their socket.
+        for rank, node in ((0, 3), (2, 1), (4, 7), (6, 5)):
+            self.assertEqual(plan[rank], of_node[node])
+            socket = set().union(*of_node[node // 4 * 4 : node // 4 * 4 + 4])
+            self.assertLessEqual(plan[rank + 1], socket)
+
     def test_a_machine_without_threads(self) -> None:
         machine = self._read(HWLOC_SYNTHETIC="numa:1 core:6 pu:1")
         self.assertEqual(self._plan(machine, 3), ["0-1", "2-3", "4-5"])

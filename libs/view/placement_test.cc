@@ -507,6 +507,58 @@ TEST_CASE("Placement: what a host gets crosses its link once if each host has an
   }
 }
 
+// What docs/collectives.md says a node and an aggregator's host receive and send, with n nodes of a
+// rank and k such hosts. A rank's larger end has n parts. With a root, the node is the busiest.
+struct SeparateHosts {
+  const char* name;
+  double node_in, node_out, host_in, host_out;
+};
+
+TEST_CASE("Placement: links carry what the page says if aggregators have hosts of their own",
+          "[view]") {
+  for (const double n : {2, 3, 4}) {
+    for (const uint32_t k : {1u, 2u, 3u}) {
+      const double others = n - 1;
+      for (const SeparateHosts& row :
+           {SeparateHosts{"reduce_scatter", 1, n, n * n / k, n / k},
+            SeparateHosts{"all_gather", others, 1, n / k, n * others / k},
+            SeparateHosts{"all_to_all", others, others, n * others / k, n * others / k},
+            SeparateHosts{"gather", others, 1, n / k, others / k},
+            SeparateHosts{"scatter", 1, n, n / k, others / k},
+            SeparateHosts{"all_reduce", n, n, n * n / k, n * n / k}}) {
+        CAPTURE(row.name, n, k);
+        View view =
+            MakeView(std::vector<uint32_t>(static_cast<size_t>(n), 1), std::vector<uint32_t>(k, 1));
+        for (size_t i = 0; i < view.members.size(); ++i) {
+          view.members[i].host_id = "node" + std::to_string(i);
+        }
+        for (uint32_t i = 0; i < k; ++i) view.aggregators[i].host_id = std::to_string(i);
+        const uint64_t part_bytes = 60 * kMiB;
+        const uint64_t whole = std::string_view(row.name) == "all_reduce" ? view.members.size() : 1;
+        const Collective collective = CollectiveOf(row.name, whole * part_bytes);
+        const Traffic traffic = TrafficOf(view, view, collective, Place{NodeRank{0}, LocalRank{0}});
+        const auto parts = [&](uint64_t bytes) {
+          return static_cast<double>(bytes) / static_cast<double>(part_bytes);
+        };
+        // At the busiest node; on average of the aggregators' hosts.
+        const auto check = [&](const std::map<std::string, uint64_t>& side, double at_node,
+                               double at_host) {
+          uint64_t most = 0;
+          uint64_t sum = 0;
+          for (const auto& [host, bytes] : side) {
+            if (host.starts_with("node")) most = std::max(most, bytes);
+            if (!host.starts_with("node")) sum += bytes;
+          }
+          CHECK(parts(most) == Approx(at_node).epsilon(0.01));
+          CHECK(parts(sum) / k == Approx(at_host).epsilon(0.01));
+        };
+        check(traffic.in, row.node_in, row.host_in);
+        check(traffic.out, row.node_out, row.host_out);
+      }
+    }
+  }
+}
+
 TEST_CASE("Placement: hosts of unequal size load no link more than striping does", "[view]") {
   Random random(5);
   int better = 0;

@@ -189,16 +189,16 @@ TALWEG_API uint32_t talweg_node_count(const talweg_client* client);
 /* Valid until talweg_free. */
 TALWEG_API const char* talweg_job_name(const talweg_client* client);
 
-/* Returns TALWEG_OK while rounds can go on, else the cause (job failed, agent lost, closed,
- * forked). Asks the socket. */
+/* Returns TALWEG_OK while rounds can go on, else the cause. Asks the socket. */
 TALWEG_API talweg_status talweg_health(talweg_client* client);
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* Declares a tensor by name (UTF-8, 1 to 1024 bytes) and waits until the ranks' agents agree on it.
  * All ranks must declare the same dtype, op, root and count under one name, else TALWEG_MISMATCH;
- * the text names both sides. The same declaration again returns the same tensor. `root_rank` is for
- * TALWEG_BROADCAST only, else 0. A tensor with higher `priority` leaves first. `count` may be 0. */
+ * the text names both sides, and the job cannot use that name any more. The same declaration again
+ * returns the same tensor. `root_rank` is for TALWEG_BROADCAST only, else 0. A tensor with higher
+ * `priority` leaves first. `count` may be 0. */
 TALWEG_API talweg_status talweg_declare(talweg_client* client, const char* name, talweg_dtype dtype,
                                         talweg_op op, uint32_t root_rank, uint64_t count,
                                         int32_t priority, int64_t timeout_ns,

@@ -228,7 +228,7 @@ def _counting(method: str) -> Iterator[list[int]]:
 
 
 def check_where_buckets_lie() -> None:
-    """From the third step on the ranks sum in the buckets' own memory."""
+    """From the third step on gradients are summed in the buckets' own memory, over nodes too."""
     ours, theirs = _Trainer("where"), _Trainer(None)
     with _counting("attach") as places:
         for step in range(6):
@@ -333,8 +333,8 @@ def main() -> int:
     check_states_that_are_none()
     for columns in (1, 20_000):
         check_shapes(columns)
+    check_where_buckets_lie()
     if "one_node" in sys.argv[1:]:
-        check_where_buckets_lie()
         check_two_models_of_one_name()
         check_a_gradient_for_another_process()
         check_buckets_that_stay_where_they_are()

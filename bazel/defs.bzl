@@ -12,7 +12,7 @@ load("//bazel:test_copts.bzl", "CATCH2_COPTS")
 load("//bazel/fuzz:fuzz.bzl", "cc_fuzz_test")
 load("//bazel/precompiled:precompiled.bzl", "PRECOMPILED_COPTS")
 load("//bazel/python:venv.bzl", "venv_py_binary", "venv_py_test")
-load("//bazel/together:together.bzl", "together")
+load("//bazel/together:together.bzl", "joined_sources")
 
 _WARNINGS = [
     "-Wall",
@@ -76,11 +76,11 @@ def _precompiled(copts, deps):
         return [], []
     return _STANDARD, ["//bazel/precompiled"]
 
-def _together(name, srcs, testonly):
+def _joined(name, srcs, testonly):
     """Returns the sources of a library as they are compiled, several as one, and the flags for that."""
     if type(srcs) == "select" or len([src for src in srcs if src.endswith(".cc")]) < 2:
         return srcs, []
-    together(name = name + "_together", srcs = srcs, testonly = testonly)
+    joined_sources(name = name + "_together", srcs = srcs, testonly = testonly)
 
     # A warning about headers; g++ takes each source but the copy itself for one.
     return [name + "_together"], ["-Wno-subobject-linkage"]
@@ -98,6 +98,7 @@ def talweg_cc_library(
         deps = [],
         copts = [],
         testonly = False,
+        together = True,
         visibility = None,
         **kwargs):
     """A C++ library; include its headers by their path from the workspace root.
@@ -109,17 +110,18 @@ def talweg_cc_library(
       deps: libraries that it uses.
       copts: further compiler flags.
       testonly: whether only tests may use it; such a library may use catch2.
+      together: whether several sources are compiled as one. A program that uses one of them then has all.
       visibility: who may use it; as the package says (nobody else) unless given.
       **kwargs: as for cc_library (data, defines, alwayslink, tags, ...).
     """
     check_edges(name, deps + kwargs.get("data", []), is_test = testonly)
     precompiled_copts, precompiled_deps = _precompiled(copts, deps)
-    compiled, together_copts = _together(name, srcs, testonly)
+    compiled, joined_copts = _joined(name, srcs, testonly) if together else (srcs, [])
     native.cc_library(
         name = name,
         srcs = compiled,
         hdrs = hdrs,
-        copts = _WARNINGS + together_copts + precompiled_copts + copts,
+        copts = _WARNINGS + joined_copts + precompiled_copts + copts,
         deps = deps + precompiled_deps,
         testonly = testonly,
         visibility = _visible_to_lint(visibility),
@@ -311,7 +313,7 @@ def _proto(name, src, deps, grpc, kwargs):
         output_group = "sources",
     )
     if grpc:
-        together(name = name + "_together", srcs = [name + "_sources"])
+        joined_sources(name = name + "_together", srcs = [name + "_sources"])
     native.cc_library(
         name = name,
         srcs = [name + ("_together" if grpc else "_sources")],

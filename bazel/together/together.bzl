@@ -39,7 +39,7 @@ def _joined(ctx, sources, number):
 def _apart(files):
     return [struct(file = file, sources = (file,)) for file in files if file.extension == "cc"]
 
-def _together_impl(ctx):
+def _joined_sources_impl(ctx):
     sources = [file for file in ctx.files.srcs if file.extension == "cc"]
     others = [file for file in ctx.files.srcs if file.extension != "cc"]
     if ctx.var["COMPILATION_MODE"] == "dbg":
@@ -56,8 +56,8 @@ def _together_impl(ctx):
         TogetherInfo(units = units),
     ]
 
-together = rule(
-    implementation = _together_impl,
+joined_sources = rule(
+    implementation = _joined_sources_impl,
     doc = "The sources and private headers of a library; of its sources a few large ones are made.",
     attrs = {"srcs": attr.label_list(allow_files = True, mandatory = True)},
 )

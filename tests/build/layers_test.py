@@ -54,8 +54,8 @@ def _macros(package: str) -> dict[str, Any]:
         "check_edges": _layers(package)["check_edges"],
         "cc_fuzz_test": nothing,
         "cc_proto_codegen": nothing,
+        "joined_sources": nothing,
         "runfiles_archive": nothing,
-        "together": nothing,
         "venv_py_binary": nothing,
         "venv_py_test": nothing,
     }

@@ -89,8 +89,10 @@ class CommandsTest(unittest.TestCase):
             DMLC_NUM_SERVER="1",
             DMLC_PS_ROOT_URI="10.0.0.1",
             DMLC_PS_ROOT_PORT="1234",
+            BYTEPS_MULTITHREADED_CPU="0",
         )
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("BYTEPS_MULTITHREADED_CPU", done.stderr)  # Ranks know who has honoured it.
         lines = sorted(done.stdout.splitlines())
         self.assertEqual(lines[0], "rank 0 of 2, local 0 of 2 ['two words', '$HOME'] 0")
         self.assertEqual(lines[1], "rank 1 of 2, local 1 of 2 ['two words', '$HOME'] 1")
@@ -354,6 +356,7 @@ class CommandsTest(unittest.TestCase):
                         BYTEPS_LOCAL_RANK=str(rank),
                         BYTEPS_LOCAL_SIZE="2",
                         BYTEPS_SOCKET_PATH=sockets,
+                        BYTEPS_MULTITHREADED_CPU="0",
                     ),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -365,6 +368,9 @@ class CommandsTest(unittest.TestCase):
         self.assertIn("rank 1 of 2, local 1 of 2", outputs[0])
         self.assertIn("again 1 of 2", outputs[0])
         self.assertIn("again 0 of 2", outputs[1])
+        # The node's first rank says once, though it joins twice, what bpslaunch would have done.
+        text = "BYTEPS_MULTITHREADED_CPU has no effect here: only bpslaunch"
+        self.assertEqual([output.count(text) for output in outputs], [0, 1], outputs)
 
     def test_a_trace(self) -> None:
         """Each round has a total, and two stages for each key. The agent's timeline lies beside."""

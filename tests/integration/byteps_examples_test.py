@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -97,8 +98,11 @@ class ExamplesTest(unittest.TestCase):
     def test_the_examples(self) -> None:
         start = str(PYTORCH / "start_pytorch_byteps.sh")
         for kind in ("benchmark", "nobarrierbenchmark"):
-            done = run([start, *_SMALL], NVIDIA_VISIBLE_DEVICES="0,1", EVAL_TYPE=kind)
+            line = [start, *_SMALL, "--partition", "4096"]
+            done = run(line, NVIDIA_VISIBLE_DEVICES="0,1", EVAL_TYPE=kind)
             self.assertEqual(done.returncode, 0, done.stderr)
+            said = "--partition 4096 has no effect: .* set that variable for the launcher\n"
+            self.assertEqual(len(re.findall(said, done.stdout)), 1, done.stdout)
             self.assertRegex(done.stdout, r"Iter #1: \d+\.\d img/sec per [CG]PU")
             self.assertRegex(done.stdout, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
             self.assertEqual(done.stdout.count("Iter #0"), 1)  # Only local rank 0 prints it.

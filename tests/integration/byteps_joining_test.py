@@ -19,6 +19,7 @@ from talweg._compat import daemons
 from talweg._compat.environment import VariableError
 from talweg._node.launchers import Place
 from talweg.byteps import _job, _others, _remedies, _waiting, common, launcher
+from talweg.byteps._environment import TABLE
 from talweg.errors import JobFailed, RankTaken, TalwegError, Timeout
 
 SHARED = {
@@ -145,6 +146,62 @@ class OtherLaunchersTest(unittest.TestCase):
         ):
             with self.assertRaisesRegex(VariableError, text):
                 common._join(given, self.log)
+
+
+class WithoutBpslaunchTest(unittest.TestCase):
+    """Tests that variables which bpslaunch alone honours are not without effect in silence."""
+
+    def setUp(self) -> None:
+        # A variable is reported once per process.
+        fresh: Any = mock.patch.object(TABLE, "_said", set())
+        fresh.start()
+        self.addCleanup(fresh.stop)
+
+    def _said(self, **variables: str) -> str:
+        """Returns what init() says before it joins a job."""
+        prefixes = ("TALWEG_", "BYTEPS_", "DMLC_", *daemons._LOCAL_RANKS)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
+        said = io.StringIO()
+        with (
+            mock.patch.dict(os.environ, {**kept, **variables}, clear=True),
+            mock.patch.object(common, "_join", side_effect=Timeout("it does not join")),
+            contextlib.redirect_stderr(said),
+            self.assertRaises(Timeout),
+        ):
+            common.init()
+        return said.getvalue()
+
+    def test_one_warning_names_those_that_are_set(self) -> None:
+        given = {
+            "BYTEPS_VISIBLE_CPU_CORES": "0",
+            "BYTEPS_ENABLE_GDB": "1",
+            "BYTEPS_PARTITION_BYTES": "65536",
+        }
+        self.assertRegex(
+            self._said(**given),
+            r"^\[.*W byteps\] BYTEPS_ENABLE_GDB, BYTEPS_VISIBLE_CPU_CORES have no effect here: only "
+            r"bpslaunch \(launcher/launch.py\) honours them; start the job by it, or unset them\n$",
+        )
+        self.assertEqual(self._said(**given), "")  # A process says it once.
+
+    def test_the_nodes_first_rank_says_it_for_all(self) -> None:
+        given = {"BYTEPS_NUMA_ON": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+        self.assertEqual(self._said(**given), "")
+        given["OMPI_COMM_WORLD_LOCAL_RANK"] = "0"
+        self.assertIn("BYTEPS_NUMA_ON has no effect here: only bpslaunch", self._said(**given))
+
+    def test_bpslaunch_honours_them(self) -> None:
+        given = {"BYTEPS_VISIBLE_CPU_CORES": "0", "TALWEG_BYTEPS_LAUNCHED": "1"}
+        self.assertEqual(self._said(**given), "")
+
+    def test_values_that_ask_for_nothing(self) -> None:
+        given = {"BYTEPS_NUMA_ON": "0", "BYTEPS_CPU_BLACKLIST": "-1", "BYTEPS_ENABLE_GDB": "0"}
+        self.assertEqual(self._said(**given), "")
+
+    def test_which_they_are(self) -> None:
+        wanted = {each.name for title, group in TABLE.groups for each in group if title == "Cores"}
+        found = {each.name for each in TABLE.by_name.values() if each.launcher == "bpslaunch"}
+        self.assertEqual(found, wanted | {"BYTEPS_ENABLE_GDB"})
 
 
 class WaitingTest(unittest.TestCase):

@@ -13,13 +13,12 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import unittest
 from pathlib import Path
 from typing import Any
 
 import job
-from byteps_commands import LAUNCH, environment, free_port, run, shared, start
+from byteps_commands import IMPORT_SERVER, LAUNCH, environment, free_port, run, shared, start
 from talweg.byteps import _job, launcher
 
 # The rank needs no torch, because it asks the package only for numbers.
@@ -89,8 +88,10 @@ class CommandsTest(unittest.TestCase):
             DMLC_NUM_SERVER="1",
             DMLC_PS_ROOT_URI="10.0.0.1",
             DMLC_PS_ROOT_PORT="1234",
+            BYTEPS_MULTITHREADED_CPU="0",
         )
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("BYTEPS_MULTITHREADED_CPU", done.stderr)  # Ranks know who has honoured it.
         lines = sorted(done.stdout.splitlines())
         self.assertEqual(lines[0], "rank 0 of 2, local 0 of 2 ['two words', '$HOME'] 0")
         self.assertEqual(lines[1], "rank 1 of 2, local 1 of 2 ['two words', '$HOME'] 1")
@@ -121,13 +122,17 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(found, f"{others}\n", done.stderr)
 
     def test_a_job_of_two_workers_in_any_order(self) -> None:
-        """Workers, server and scheduler start in any order, and all end by themselves."""
+        """Workers, server and scheduler start in any order, and all end by themselves.
+
+        The server is started by the import, and not by a launcher.
+        """
         given = shared(NVIDIA_VISIBLE_DEVICES="0,1", XDG_CONFIG_HOME=str(self.directory))
         workers = [
             start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID=str(worker))
             for worker in (1, 0)
         ]
-        server = start(self, [], **given, DMLC_ROLE="server", MXNET_OMP_MAX_THREADS="4")
+        alone = {"DMLC_ROLE": "server", "MXNET_OMP_MAX_THREADS": "4"}
+        server = start(self, [], launch=IMPORT_SERVER, **given, **alone)
         scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
         lines = []
         for process in (*workers, server, scheduler):
@@ -166,7 +171,6 @@ class CommandsTest(unittest.TestCase):
     def test_one_worker_that_is_forced_to_use_a_server(self) -> None:
         given = shared(DMLC_NUM_WORKER="1", BYTEPS_FORCE_DISTRIBUTED="1")
         given["DMLC_USE_KUBERNETES"] = "1"  # Daemons bind all addresses, and tell one of them.
-        given |= {"BYTEPS_PARTITION_BYTES": "40960", "BYTEPS_SCHEDULING_CREDIT": "4"}
         worker = start(self, self.python, **given, DMLC_ROLE="worker", DMLC_WORKER_ID="0")
         scheduler = start(self, [], **given, DMLC_ROLE="scheduler")
         server = start(self, [], **given, DMLC_ROLE="server", DMLC_PORT="0")
@@ -199,26 +203,6 @@ class CommandsTest(unittest.TestCase):
                 if daemon != "scheduler":
                     message = rf" D talweg-{daemon}\[\w+\] received \w+ of \d+ bytes"
                     self.assertEqual(bool(re.search(message, output)), says_messages, output)
-
-    def test_how_often_a_server_says_that_it_lives(self) -> None:
-        """A server renews as often as PS_HEARTBEAT_INTERVAL says, and not every twelve minutes."""
-        given = shared(PS_HEARTBEAT_TIMEOUT="3600", PS_HEARTBEAT_INTERVAL="1")
-        start(self, [], **given, DMLC_ROLE="scheduler")
-        start(self, [], **given, DMLC_ROLE="server")
-        address = f"{given['DMLC_PS_ROOT_URI']}:{given['DMLC_PS_ROOT_PORT']}"
-        end = time.monotonic() + job.TIMEOUT_S
-        last_s = 0.0
-        renewals = 0
-        while renewals < 2 and time.monotonic() < end:
-            told = _job.status(address)
-            for each in (told or {}).get("pool", []):
-                left_s = float(each["lease_remaining"].rstrip("s"))
-                self.assertLessEqual(left_s, 3600.0)
-                # The lease's time goes down until the server renews it.
-                renewals += last_s > 0.0 and left_s > last_s
-                last_s = left_s
-            time.sleep(0.1)
-        self.assertEqual(renewals, 2)
 
     def test_a_process_that_starts_job_after_job(self) -> None:
         """A process joins several jobs in turn, as BytePS's unit tests do.
@@ -354,6 +338,7 @@ class CommandsTest(unittest.TestCase):
                         BYTEPS_LOCAL_RANK=str(rank),
                         BYTEPS_LOCAL_SIZE="2",
                         BYTEPS_SOCKET_PATH=sockets,
+                        BYTEPS_MULTITHREADED_CPU="0",
                     ),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -365,6 +350,9 @@ class CommandsTest(unittest.TestCase):
         self.assertIn("rank 1 of 2, local 1 of 2", outputs[0])
         self.assertIn("again 1 of 2", outputs[0])
         self.assertIn("again 0 of 2", outputs[1])
+        # The node's first rank says once, though it joins twice, what bpslaunch would have done.
+        text = "BYTEPS_MULTITHREADED_CPU has no effect here: only bpslaunch"
+        self.assertEqual([output.count(text) for output in outputs], [0, 1], outputs)
 
     def test_a_trace(self) -> None:
         """Each round has a total, and two stages for each key. The agent's timeline lies beside."""

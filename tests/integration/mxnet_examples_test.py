@@ -8,7 +8,7 @@ import sys
 import unittest
 
 import job
-from byteps_commands import MXNET, run, shared, start
+from byteps_commands import MXNET, SPEED, run, shared, start
 
 _SMALL = ["--benchmark", "1", "--batch-size=2", "--num-layers", "18", "--image-shape", "3,32,32"]
 _SMALL += [
@@ -73,7 +73,7 @@ class MxnetExamplesTest(unittest.TestCase):
         program = [sys.executable, str(MXNET / "train_gluon_mnist_byteps.py")]
         done = run([*program, "--epochs", "1"], NVIDIA_VISIBLE_DEVICES="0,1")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout, r"Epoch\[0\]\tloss=\S+\taccuracy=0\.[6-9]\d+\tSpeed: \d+")
+        self.assertRegex(done.stdout, rf"Epoch\[0\]\tloss=\S+\taccuracy=0\.[6-9]\d+\t{SPEED}\n")
 
     def test_lines_never_cross(self) -> None:
         """Runs two workers and their server on one host, again and again."""

@@ -12,8 +12,9 @@ import keras
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tensorflow"))
 
 from digits_data import load_digits
+from tf_speed import print_speed
 
-__all__ = ["load_digits", "make_model"]
+__all__ = ["load_digits", "make_model", "print_speed"]
 
 
 def make_model() -> Any:

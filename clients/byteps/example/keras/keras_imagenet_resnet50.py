@@ -6,11 +6,17 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import byteps.keras as bps
 import keras
 import tensorflow as tf
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tensorflow"))
+
+from tf_speed import print_speed
 
 
 def parse_options() -> argparse.Namespace:
@@ -101,6 +107,7 @@ def main() -> None:
         schedule(lambda _: 1e-1, start_epoch=30, end_epoch=60, initial_lr=rate),
         schedule(lambda _: 1e-2, start_epoch=60, end_epoch=80, initial_lr=rate),
         schedule(lambda _: 1e-3, start_epoch=80, initial_lr=rate),
+        print_speed(keras, bps, steps * options.batch_size, options.batch_size),
     ]
     if is_first:
         callbacks.append(keras.callbacks.ModelCheckpoint(options.checkpoint_format))

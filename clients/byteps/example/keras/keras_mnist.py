@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import byteps.keras as bps
 import keras
-from keras_digits import load_digits, make_model
+from keras_digits import load_digits, make_model, print_speed
 
 
 def main() -> None:
@@ -26,7 +26,10 @@ def main() -> None:
         epochs=max(1, 12 // bps.size()),
         verbose=2 if bps.rank() == 0 else 0,
         validation_data=test,
-        callbacks=[bps.callbacks.BroadcastGlobalVariablesCallback(0)],
+        callbacks=[
+            bps.callbacks.BroadcastGlobalVariablesCallback(0),
+            print_speed(keras, bps, len(classes), 128),
+        ],
     )
     loss, accuracy = model.evaluate(*test, verbose=0)
     if bps.rank() == 0:

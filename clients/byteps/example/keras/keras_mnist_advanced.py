@@ -8,7 +8,7 @@ import argparse
 import byteps.keras as bps
 import keras
 import tensorflow as tf
-from keras_digits import load_digits, make_model
+from keras_digits import load_digits, make_model, print_speed
 
 _BATCH = 128
 
@@ -61,6 +61,7 @@ def main() -> None:
                 warmup_epochs=5, initial_lr=rate, steps_per_epoch=steps, verbose=1
             ),
             keras.callbacks.ReduceLROnPlateau(patience=10, verbose=1),
+            print_speed(keras, bps, steps * _BATCH, _BATCH),
         ],
     )
     loss, accuracy = (float(bps.push_pull(each)) for each in model.evaluate(*test, verbose=0))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
 import byteps.mxnet as bps
@@ -19,6 +18,7 @@ from mxnet import autograd, gluon
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mnist_digits
+from image_speed import ImageSpeed
 from mnist_digits import Digits
 
 _FILES = "train-images-idx3-ubyte.gz"
@@ -103,8 +103,9 @@ def main() -> None:
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     # Every rank must have the same number of batches, though some have one digit more.
     batches = len(training[1]) // bps.size() // options.batch_size
+    speed = ImageSpeed(bps.size(), "GPU" if on_gpu else "CPU")
     for epoch in range(options.epochs):
-        began = time.monotonic()
+        speed.begin()
         order = np.random.RandomState(epoch).permutation(len(classes))
         for number in range(batches):
             own = order[number * options.batch_size : (number + 1) * options.batch_size]
@@ -114,13 +115,13 @@ def main() -> None:
                 loss = loss_of(net(data), labels)
             loss.backward()
             trainer.step(options.batch_size)
+            speed.add(options.batch_size)
         mean = float(loss.mean().asscalar())
-        speed = batches * options.batch_size / (time.monotonic() - began)
+        reached = speed.text()
         right = accuracy(net, held_out, options.dtype, place)
         if bps.rank() == 0:
             print(
-                f"Epoch[{epoch}]\tloss={mean:.4f}\taccuracy={right:.4f}\tSpeed: {speed:.1f} img/sec "
-                f"per {'GPU' if on_gpu else 'CPU'}, {speed * bps.size():.1f} in all",
+                f"Epoch[{epoch}]\tloss={mean:.4f}\taccuracy={right:.4f}\t{reached}",
                 flush=True,
             )
     bps.shutdown()

@@ -35,7 +35,7 @@ def parse_options(description: str, fp16_option: str) -> argparse.Namespace:
         "--profiler", action="store_true", help="print torch's profile of one batch"
     )
     parser.add_argument(
-        "--partition", type=int, default=None, help="accepted; set BYTEPS_PARTITION_BYTES instead"
+        "--partition", type=int, help="no effect: set BYTEPS_PARTITION_BYTES for the launcher"
     )
     options = parser.parse_args()
     options.cuda = not options.no_cuda and torch.cuda.is_available()
@@ -49,6 +49,12 @@ class Benchmark:
         self._options = options
         self._bps = bps
         self.device = "GPU" if options.cuda else "CPU"
+        if options.partition is not None:
+            # BytePS's programs ignore it as well. A launcher's agent runs before the program begins.
+            self.say(
+                f"--partition {options.partition} has no effect: the node's agent cuts the tensors, as "
+                "BYTEPS_PARTITION_BYTES says when it starts; set that variable for the launcher"
+            )
         if options.cuda:
             torch.cuda.set_device(bps.local_rank())
         self.model = models.make(options.model, options.num_classes)

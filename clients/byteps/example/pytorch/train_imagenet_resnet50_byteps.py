@@ -26,6 +26,10 @@ except ModuleNotFoundError:
         f"{sys.executable} -m pip install pillow"
     ) from None
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from image_speed import ImageSpeed
+
 _ENDINGS = {".bmp", ".jpeg", ".jpg", ".png", ".webp"}
 _MEAN, _SPREAD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -165,12 +169,13 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = options.base_lr * bps.size() * options.batches_per_pushpull * factor
 
-    def train(self, epoch: int) -> tuple[float, float]:
-        """Trains for an epoch; returns loss and accuracy over all ranks."""
+    def train(self, epoch: int) -> tuple[float, float, str]:
+        """Trains for an epoch; returns loss and accuracy over all ranks, and the speed."""
         self.model.train()
         self._sampler.set_epoch(epoch)
         loss_mean, accuracy = _Mean("train_loss"), _Mean("train_accuracy")
         passes = self._options.batches_per_pushpull
+        speed = ImageSpeed(bps.size(), "GPU" if self._options.cuda else "CPU")
         for batch, (images, classes) in enumerate(self._loader):
             self._set_rate(epoch, batch)
             if batch % passes == 0:
@@ -182,7 +187,9 @@ class Training:
                 self.optimizer.step()
             loss_mean.add(loss.item(), len(classes))
             accuracy.add((output.argmax(1).cpu() == classes).float().mean().item(), len(classes))
-        return loss_mean.over_ranks(), accuracy.over_ranks()
+            speed.add(len(classes))
+        reached = speed.text()
+        return loss_mean.over_ranks(), accuracy.over_ranks(), reached
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float]:
@@ -218,12 +225,14 @@ def main() -> None:
     is_first = bps.rank() == 0
     writer = _writer(options.log_dir) if is_first else None
     for epoch in range(training.resume(), options.epochs):
-        figures = dict(zip(("train/loss", "train/accuracy"), training.train(epoch)))
+        *trained, speed = training.train(epoch)
+        figures = dict(zip(("train/loss", "train/accuracy"), trained))
         figures |= zip(("val/loss", "val/accuracy"), training.validate())
         if is_first:
             print(
                 f"Epoch {epoch + 1}: "
-                + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()),
+                + ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+                + f"; {speed}",
                 flush=True,
             )
             training.save(epoch)

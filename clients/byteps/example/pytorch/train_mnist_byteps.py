@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mnist_digits
+from image_speed import ImageSpeed
 
 
 def parse_options() -> argparse.Namespace:
@@ -103,6 +104,7 @@ def train(
     epoch: int,
 ) -> None:
     model.train()
+    speed = ImageSpeed(bps.size(), "GPU" if options.cuda else "CPU")
     for batch, (images, classes) in enumerate(loader):
         if options.cuda:
             images, classes = images.cuda(), classes.cuda()
@@ -110,10 +112,15 @@ def train(
         loss = functional.cross_entropy(model(images), classes)
         loss.backward()
         optimizer.step()
+        speed.add(len(classes))
         if batch % options.log_interval == 0 and bps.rank() == 0:
             print(
                 f"Train Epoch: {epoch} [{batch}/{len(loader)}]\tLoss: {loss.item():.6f}", flush=True
             )
+    if options.cuda:
+        torch.cuda.synchronize()
+    if bps.rank() == 0:
+        print(f"Train Epoch: {epoch}\t{speed.text()}", flush=True)
 
 
 def test(options: argparse.Namespace, model: nn.Module, loader: DataLoader) -> None:

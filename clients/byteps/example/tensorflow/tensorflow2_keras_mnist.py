@@ -6,6 +6,7 @@ from __future__ import annotations
 import byteps.tensorflow.keras as bps
 import tensorflow as tf
 from digits_data import load_digits
+from tf_speed import print_speed
 
 _EPOCHS = 6
 
@@ -43,6 +44,7 @@ def main() -> None:
             bps.callbacks.LearningRateWarmupCallback(
                 warmup_epochs=3, initial_lr=rate, steps_per_epoch=steps, verbose=1
             ),
+            print_speed(tf.keras, bps, steps * 64, 64),
         ],
     )
     _, accuracy = model.evaluate(*test, verbose=0)

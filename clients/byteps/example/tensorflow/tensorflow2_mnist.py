@@ -6,6 +6,7 @@ from __future__ import annotations
 import byteps.tensorflow as bps
 import tensorflow as tf
 from digits_data import load_digits
+from tf_speed import image_speed
 
 _BATCH = 128
 _STEPS = 400
@@ -42,13 +43,15 @@ def main() -> None:
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss
 
+    speed = image_speed(bps.size())
     for number, (batch, labels) in enumerate(dataset.take(max(1, _STEPS // bps.size()))):
         loss = step(batch, labels)
+        speed.add(_BATCH)
         if number == 0:  # The first step has made the model's and the optimizer's variables.
             bps.broadcast_variables(model.variables, root_rank=0)
             bps.broadcast_variables(optimizer.variables, root_rank=0)
         if number % 10 == 0 and bps.rank() == 0:
-            print(f"Step #{number}\tLoss: {float(loss):.6f}", flush=True)
+            print(f"Step #{number}\tLoss: {float(loss):.6f}\t{speed.text()}", flush=True)
     found = tf.argmax(model(test_images), 1)
     accuracy = bps.push_pull(tf.reduce_mean(tf.cast(tf.equal(found, test_classes), tf.float32)))
     if bps.rank() == 0:

@@ -9,6 +9,7 @@ import byteps.tensorflow as bps
 import tensorflow as tf
 from byteps.tensorflow import distribute
 from digits_data import load_digits
+from tf_speed import image_speed
 
 _BATCH = 128
 _STEPS = 200
@@ -56,10 +57,12 @@ def main() -> None:
         .shuffle(10000)
         .batch(_BATCH)
     )
+    speed = image_speed(bps.size())
     for number, (batch, labels) in enumerate(dataset.take(max(1, _STEPS // bps.size()))):
         loss = step(batch, labels)
+        speed.add(_BATCH)
         if number % 10 == 0 and bps.rank() == 0:
-            print(f"Step #{number}\tLoss: {float(loss):.6f}", flush=True)
+            print(f"Step #{number}\tLoss: {float(loss):.6f}\t{speed.text()}", flush=True)
     right = tf.equal(tf.argmax(model(test_images), 1), test_classes)
     if bps.rank() == 0:
         accuracy = float(tf.reduce_mean(tf.cast(right, tf.float32)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import byteps.tensorflow.keras as bps
 import tensorflow as tf
 from digits_data import load_digits
+from tf_speed import print_speed
 
 
 def main() -> None:
@@ -32,7 +33,10 @@ def main() -> None:
         batch_size=64,
         epochs=max(1, 12 // bps.size()),
         verbose=2 if bps.rank() == 0 else 0,
-        callbacks=[bps.callbacks.BroadcastGlobalVariablesCallback(0)],
+        callbacks=[
+            bps.callbacks.BroadcastGlobalVariablesCallback(0),
+            print_speed(tf.keras, bps, len(classes), 64),
+        ],
     )
     _, accuracy = model.evaluate(*test, verbose=0)
     if bps.rank() == 0:

@@ -9,6 +9,7 @@ import byteps.tensorflow as bps
 import numpy as np
 import tensorflow as tf
 from digits_data import load_digits
+from tf_speed import image_speed
 
 _BATCH = 100
 _STEPS = 400
@@ -51,16 +52,20 @@ def main() -> None:
         return step_context.session.run(right, {x: test_images, y: test_classes})
 
     random = np.random.RandomState(bps.rank())
+    speed = image_speed(bps.size())
     with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
         accuracy = 0.0
+        speed.begin()
         while not session.should_stop():
             batch = random.randint(len(classes), size=_BATCH)
             given = {x: images[batch], y: classes[batch]}
             _, step, now = session.run([train, global_step, loss], given)
+            speed.add(_BATCH)
             if step % 10 == 0 and bps.rank() == 0:
-                print(f"step = {step}\tloss = {now:.6f}", flush=True)
+                print(f"step = {step}\tloss = {now:.6f}\t{speed.text()}", flush=True)
             if step % 50 == 0 and not session.should_stop():
                 accuracy = session.run_step_fn(test)
+                speed.begin()
         if bps.rank() == 0:
             print(f"Test set: accuracy {100.0 * accuracy:.2f}%", flush=True)
 

@@ -77,6 +77,10 @@ class Variable:
     remedy: str = ""
     # Set if a program that sets this variable expects more speed or other results, and gets none.
     warns: bool = False
+    # The system's launcher, if no process honours the variable but those that it starts.
+    launcher: str = ""
+    # The value that asks for what a process gets without that launcher.
+    without: str = ""
 
     def check(self, value: str) -> None:
         if not self.kind.is_allowed(value):
@@ -150,6 +154,29 @@ class Table:
                     log, level, variable.name, f"{variable.name} has no effect: {variable.meaning}"
                 )
 
+    def say_without_launcher(
+        self, environment: Mapping[str, str], log: logging.Logger, also: str
+    ) -> None:
+        """Logs, once per process, which variables have no effect because their launcher has not
+        started this process. `also` is another name of the launcher.
+        """
+        lost = [
+            each
+            for each in self.by_name.values()
+            if each.launcher and environment.get(each.name, "") not in ("", each.without)
+        ]
+        if not lost:
+            return
+        names = ", ".join(each.name for each in lost)
+        verb, which = ("has", "it") if len(lost) == 1 else ("have", "them")
+        self._say(
+            log,
+            logging.WARNING,
+            "without launcher",
+            f"{names} {verb} no effect here: only {lost[0].launcher} ({also}) honours {which}; start "
+            f"the job by it, or unset {which}",
+        )
+
     def _say(self, log: logging.Logger, level: int, name: str, words: str) -> None:
         if name not in self._said:
             self._said.add(name)
@@ -172,8 +199,9 @@ class Table:
                     meaning += " A warning says so."
                 if each.refused:
                     meaning += f" Refused: {', '.join(each.refused)}: {each.remedy}."
+                effect = each.effect.value + (f" by {each.launcher} alone" if each.launcher else "")
                 lines.append(
-                    f"| `{each.name}`{default} | {each.kind.allowed} | {each.effect.value} | {meaning} |"
+                    f"| `{each.name}`{default} | {each.kind.allowed} | {effect} | {meaning} |"
                 )
             lines.append("")
         return "\n".join(lines)

@@ -46,6 +46,13 @@ def _honoured(
     return Variable(name, kind, default, Effect.HONOURED, meaning, refused, remedy)
 
 
+def _launched(name: str, kind: Kind, default: str, meaning: str, without: str = "") -> Variable:
+    """A variable of what bpslaunch does before a rank's program begins, when init() is too late."""
+    return Variable(
+        name, kind, default, Effect.HONOURED, meaning, launcher="bpslaunch", without=without
+    )
+
+
 def _none(name: str, kind: Kind, default: str, meaning: str) -> Variable:
     return Variable(name, kind, default, Effect.NONE, meaning)
 
@@ -340,11 +347,12 @@ _DEBUG = [
     ),
     _honoured("BYTEPS_TRACE_DIR", ANY, ".", "Where the traces go."),
     _honoured("BYTEPS_TELEMETRY_ON", SWITCH, "1", "0: get_pushpull_speed() has no samples."),
-    _honoured(
+    _launched(
         "BYTEPS_ENABLE_GDB",
         SWITCH,
         "0",
         "1: bpslaunch runs the command in gdb, which prints a backtrace.",
+        without="0",
     ),
     _honoured(
         "PS_VERBOSE",
@@ -376,42 +384,46 @@ _LIVENESS = [
 ]
 
 _CORE = [
-    _honoured(
+    _launched(
         "BYTEPS_NUMA_ON",
         SWITCH,
         "1",
         "bpslaunch binds each rank to cores, on its GPU's NUMA node; 0: it does not.",
+        without="0",
     ),
-    _honoured(
+    _launched(
         "BYTEPS_NUMA_DEFAULT_QUOTA",
         number(1, 65536),
         "",
         "Physical cores of each rank but the node's last; cores / ranks unless set.",
     ),
-    _honoured(
+    _launched(
         "BYTEPS_NUMA_ROOT_QUOTA",
         number(0, 65536),
         "0",
         "Physical cores of the node's last rank; 0: the rest.",
+        without="0",
     ),
-    _honoured(
+    _launched(
         "BYTEPS_CPU_BLACKLIST",
         text("-1, or a comma-separated list of cores", rf"{_INTEGER}(,{_INTEGER})*"),
         "-1",
         "Logical cores that the automatic assignment, and the node's agent, leave out.",
+        without="-1",
     ),
-    _honoured(
+    _launched(
         "BYTEPS_VISIBLE_CPU_CORES",
         _lists_of_cores(),
         "",
         "The cores of each rank of the node, instead of the automatic assignment. The node's agent "
         "runs on any of them.",
     ),
-    _honoured(
+    _launched(
         "BYTEPS_MULTITHREADED_CPU",
         SWITCH,
         "1",
         "1: a rank gets both logical cores of a physical one.",
+        without="1",
     ),
 ]
 

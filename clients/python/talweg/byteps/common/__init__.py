@@ -53,6 +53,7 @@ def init(lazy: bool = True) -> None:
     log = logger("byteps", level, TABLE.switch(environment, "BYTEPS_LOG_HIDE_TIME"))
     if _says(environment):
         TABLE.say(environment, log)
+        TABLE.say_without_launcher(environment, log, also="launcher/launch.py")
         _job.say_values(environment, log)
     if environment.get("BYTEPS_DEBUG_SAMPLE_TENSOR") or TABLE.switch(
         environment, "BYTEPS_TRACE_ON"

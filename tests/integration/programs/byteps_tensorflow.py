@@ -21,6 +21,7 @@ from byteps.tensorflow.distribute import mirrored_strategy
 from byteps.tensorflow.util import _executing_eagerly
 from cases import run_cases
 from expected_errors import expect
+from talweg.tensorflow import _optimizer
 
 
 def _parameters(function: Any) -> str:
@@ -220,8 +221,57 @@ def mirrored() -> None:
     assert float(strategy.reduce("MEAN", value, axis=None)) == (size - 1) / 2
 
 
+def mirrored_over_devices() -> None:
+    """Each device of each rank adds a gradient of its own, and gets the sum of all."""
+    size, rank = bps.size(), bps.rank()
+    strategy = distribute.MirroredStrategy(["/cpu:0", "/job:localhost/device:CPU:1"])
+    assert strategy.num_replicas_in_sync == 2
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+        optimizer = tf_keras.optimizers.legacy.SGD(1.0)
+
+    def replica() -> tf.Tensor:
+        own = tf.distribute.get_replica_context().replica_id_in_sync_group
+        factor = tf.cast(own + 2 * rank, tf.float32)
+        with tf.GradientTape() as tape:
+            loss = variable * factor
+        optimizer.apply_gradients(zip(tape.gradient(loss, [variable]), [variable]))
+        return factor
+
+    values = tf.function(lambda: strategy.run(replica))()
+    total = size * (2 * size - 1)  # 0 + 1 + ... + (2 * size - 1)
+    copies = strategy.experimental_local_results(variable)
+    assert [each.numpy() for each in copies] == [1.0 - total] * 2, copies
+    assert float(strategy.reduce("SUM", values, axis=None)) == total
+    expect(
+        ValueError,
+        "/gpu:7 of `devices` is not here",
+        distribute.MirroredStrategy,
+        ["/cpu:0", "/gpu:7"],
+    )
+
+
+def names_of_optimizers() -> None:
+    """Optimizers of all BytePS's modules have names of their own."""
+    named = [
+        module.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        for module in (bps, bps_keras, bps_tf_keras, bps_keras)
+    ]
+    assert len({_optimizer.name_of(each) for each in named}) == len(named)
+
+
+def errors() -> None:
+    """Where ranks disagree, optimizers and tapes raise what push_pull raises."""
+    variable = tf.Variable(tf.ones([2 + bps.rank() % 2]))
+    optimizer = bps_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    wrong = [(tf.ones_like(variable), variable)]
+    expect(tf.errors.OpError, "rank", optimizer.apply_gradients, wrong)
+
+
 def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    [cpu] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     assert (bps.rank(), bps.size()) == (0, 1)  # BytePS says this before init().
     expect(tf.errors.FailedPreconditionError, "init", bps.push_pull, tf.ones(1))
     bps.init()
@@ -234,6 +284,9 @@ def main() -> int:
         models,
         schedules,
         mirrored,
+        mirrored_over_devices,
+        names_of_optimizers,
+        errors,
     )
     bps.shutdown()
     return 0

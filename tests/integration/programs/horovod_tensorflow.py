@@ -391,6 +391,12 @@ def disagreements() -> None:
     for _ in range(2):
         expect(precondition, "2, 6", hvd.allreduce, tf.ones(shape))
         assert (hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy() == size).all()
+    own = tf.cast(tf.ones([2]), (tf.float32, tf.float64)[rank % 2])
+    expect(precondition, "f64[2]", hvd.allreduce, own, op=hvd.Sum, name="dtypes")
+    for op, word in ((hvd.Min, "min"), (hvd.Average, "average")):
+        ops = (hvd.Sum, op)[rank % 2]
+        expect(precondition, word, hvd.allreduce, tf.ones([2]), op=ops, name="ops")
+        assert (hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="ops").numpy() == size).all()
     # The same holds for a name on which the ranks have agreed before.
     graph = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="again"))
     for _ in range(2):

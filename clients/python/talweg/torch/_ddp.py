@@ -283,8 +283,9 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     The process group must have the same ranks as the job, or this rank alone. If nodes may come and
     go, each gradient has a round of its own, because the DDP of a rank that enters has other
     buckets at first. Otherwise a bucket on the CPU is summed in place: torch moves it into shared
-    memory, so a process that is forked later sees zeros there. `state` is None, or a str that names the model if a process has several. If
-    nodes may come and go, a second model under a name raises InvalidArgument while the first lives.
+    memory, so a process that is forked later sees zeros there. `state` is None, or a str that names
+    the model if a process has several. If nodes may come and go, a second model under a name raises
+    InvalidArgument while the first lives.
     If a round has failed, backward() raises the error when it ends, and the gradients are undefined.
     Ranks compare the gradients' shapes. They cannot compare the parameters' names: torch hands a
     hook the parameters alone, which do not know their names. So models whose parameters have equal

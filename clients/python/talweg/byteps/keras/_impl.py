@@ -11,9 +11,8 @@ from talweg._compat.tensorflow.failures import operation
 from talweg._declaration import Op
 from talweg.byteps import _asynchrony
 from talweg.byteps.tensorflow import gradients, ops
-from talweg.tensorflow import _graphs, _optimizer, _variables
+from talweg.tensorflow import _graphs, _variables
 from talweg.tensorflow._compression import Compression
-from talweg.tensorflow._gradients import Choices
 
 
 def DistributedOptimizer(
@@ -30,8 +29,7 @@ def DistributedOptimizer(
     """
     if _asynchrony.is_asked_for():
         return gradients.asynchronous(optimizer, compression)
-    choices = Choices(compression=compression, sparse_as_dense=sparse_as_dense)
-    return _optimizer.distribute(optimizer, choices)
+    return gradients.synchronous(optimizer, Op.AVERAGE, compression, sparse_as_dense)
 
 
 @operation

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import keras
 
-from talweg._compat.tensorflow.callbacks import schedules
-from talweg.tensorflow import _keras
+from talweg._compat.tensorflow.callbacks import BroadcastVariables, MetricAverage, schedules
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -16,14 +15,14 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(_keras.BroadcastVariables, keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(BroadcastVariables, keras.callbacks.Callback):
     """Makes all variables the root's after the first batch."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__(root_rank, device)
 
 
-class MetricAverageCallback(_keras.MetricAverage, keras.callbacks.Callback):
+class MetricAverageCallback(MetricAverage, keras.callbacks.Callback):
     """Averages an epoch's metrics over the ranks. Put it before callbacks that use them."""
 
     def __init__(self, device: str = "") -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from talweg._compat.tensorflow import names
+from talweg._compat.tensorflow.failures import guard
+from talweg._declaration import Op
 from talweg.byteps import _asynchrony
 from talweg.byteps.tensorflow.ops import Average, op_of
 from talweg.tensorflow import _optimizer, _tape
@@ -40,9 +42,16 @@ def DistributedOptimizer(
     """
     if enable_async or _asynchrony.is_asked_for():
         return asynchronous(optimizer, compression, backward_passes_per_step)
-    choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense)
+    return synchronous(optimizer, op_of(op), compression, sparse_as_dense, backward_passes_per_step)
+
+
+def synchronous(
+    optimizer: Any, op: Op, compression: Any, sparse_as_dense: bool, passes: int = 1
+) -> Any:
+    """Makes `optimizer` average its gradients over all ranks; returns the same object."""
+    choices = Choices(op, compression, sparse_as_dense=sparse_as_dense, guard=guard)
     own = names.of_optimizer(optimizer, choices)
-    return _optimizer.distribute(optimizer, choices, backward_passes_per_step, name=own)
+    return _optimizer.distribute(optimizer, choices, passes, name=own)
 
 
 def asynchronous(optimizer: Any, compression: Any, passes: int = 1) -> Any:
@@ -63,5 +72,5 @@ def DistributedGradientTape(
 ) -> Any:
     """Makes `gradtape` average what gradient() returns over the ranks; returns the same object."""
     _asynchrony.refuse("DistributedGradientTape")
-    choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense)
+    choices = Choices(op_of(op), compression, sparse_as_dense=sparse_as_dense, guard=guard)
     return _tape.distribute_tape(gradtape, choices)

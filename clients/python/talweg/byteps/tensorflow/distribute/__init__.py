@@ -16,20 +16,33 @@ __all__ = ["BytepsCrossDeviceOps", "MirroredStrategy"]
 _said: set[str] = set()
 
 
+def _local_name(device: str) -> str:
+    """Returns `/gpu:1` for `GPU:1` and for `/job:localhost/device:GPU:1`."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f"/{(spec.device_type or 'CPU').lower()}:{spec.device_index or 0}"
+
+
 def _present(devices: Sequence[str] | None) -> list[str] | None:
-    """Returns the devices that this machine has, or the CPU if it has none of them."""
+    """Returns the devices, or the CPU if this process has none of them.
+
+    Raises ValueError if it has only some of them.
+    """
     if devices is None:
         return None
-    devices_here = tf.config.list_physical_devices()
-    here = {device.name.partition("physical_device:")[2].lower() for device in devices_here}
-    found = [each for each in devices if each.lower().lstrip("/").replace("device:", "") in here]
-    if not found:
-        text = f"MirroredStrategy: none of {list(devices)} is here: it runs on /cpu:0"
-        if text not in _said:
-            _said.add(text)
-            tf.get_logger().warning(text)
-        return ["/cpu:0"]
-    return found
+    here = [_local_name(device.name) for device in tf.config.list_logical_devices()]
+    missing = [each for each in devices if _local_name(each) not in here]
+    if not missing:
+        return [_local_name(each) for each in devices]
+    if len(missing) < len(devices):
+        has = ", ".join(here)
+        raise ValueError(
+            f"MirroredStrategy: {', '.join(missing)} of `devices` is not here; this process has {has}"
+        )
+    text = f"MirroredStrategy: none of {list(devices)} is here: it runs on /cpu:0"
+    if text not in _said:
+        _said.add(text)
+        tf.get_logger().warning(text)
+    return ["/cpu:0"]
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):
@@ -47,9 +60,8 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         """Reduces as TensorFlow does, over the replicas of all ranks."""
-        reduced = super().reduce(reduce_op, value, axis)
-        if isinstance(value, tf.distribute.DistributedValues):
-            return reduced
-        # With only one device TensorFlow does not call the cross-device operations.
+        # TensorFlow calls the cross-device operations only for some devices and types of elements.
+        with self._talweg_ops.of_this_process():
+            reduced = super().reduce(reduce_op, value, axis)
         [result] = self._talweg_ops.over_ranks(reduce_op, [tf.convert_to_tensor(reduced)])
         return result

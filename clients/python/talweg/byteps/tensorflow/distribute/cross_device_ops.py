@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from talweg import _client
+from talweg._compat.tensorflow.failures import guard
 from talweg._declaration import Op
 from talweg.tensorflow import _gradients
 from talweg.tensorflow._gradients import Choices
@@ -20,6 +22,16 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def __init__(self, local: Any) -> None:
         super().__init__()
         self._local = local
+        self._stays_here = False
+
+    @contextlib.contextmanager
+    def of_this_process(self) -> Iterator[None]:
+        """Within the block, values are reduced over the devices of this process alone."""
+        self._stays_here = True
+        try:
+            yield
+        finally:
+            self._stays_here = False
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -59,8 +71,10 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
         """Reduces each value's first copy over the ranks. Each device that had a copy gets the
         result.
         """
+        if self._stays_here:
+            return list(values)
         is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN")
-        choices = Choices(Op.AVERAGE if is_mean else Op.SUM)
+        choices = Choices(Op.AVERAGE if is_mean else Op.SUM, guard=guard)
         copies: list[Any] = [getattr(value, "values", None) for value in values]
         has_copies = [isinstance(found, (list, tuple)) for found in copies]
         first = [

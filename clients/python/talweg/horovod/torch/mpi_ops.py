@@ -504,12 +504,7 @@ class _Reducescatter(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,  # What the gradient belongs to.
-        wait: Callable[[], torch.Tensor],
-        *arguments: Any,
-    ) -> Any:
+    def forward(ctx: Any, _: Any, wait: Callable[[], torch.Tensor], *arguments: Any) -> Any:
         ctx.arguments = arguments
         return wait()
 

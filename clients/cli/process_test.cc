@@ -88,8 +88,8 @@ TEST_CASE("KillDescendants: it kills those that were started with the variable",
 TEST_CASE("KillDescendants: it waits for a process that shows no variables yet", "[cli]") {
   // The kernel shows none while it replaces a program either. Here that takes until the shell is
   // told to go on. No program runs between the two: it would have variables, but not this one.
-  Shell shell(
-      "trap 'TALWEG_TEST_MARK=1 exec sleep 1000' USR1; kill -STOP $$; while :; do :; done", {});
+  Shell shell("trap 'TALWEG_TEST_MARK=1 exec sleep 1000' USR1; kill -STOP $$; while :; do :; done",
+              {});
   shell.AwaitStop();
   shell.Signal(SIGUSR1);
   shell.Signal(SIGCONT);

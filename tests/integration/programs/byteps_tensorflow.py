@@ -261,7 +261,9 @@ def names_of_optimizers() -> None:
 
 
 def errors() -> None:
-    """Where ranks disagree, optimizers and tapes raise what push_pull raises."""
+    """Where ranks disagree, optimizers raise what push_pull raises."""
+    if bps.size() == 1:
+        return
     variable = tf.Variable(tf.ones([2 + bps.rank() % 2]))
     optimizer = bps_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
     wrong = [(tf.ones_like(variable), variable)]

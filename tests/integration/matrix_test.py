@@ -21,6 +21,8 @@ _PAIRS = [(dtype, op) for dtype in DTYPES for op, dtypes in OPS.items() if dtype
 # Numbers of elements. For i8, u8 and bool the smallest tensor has one byte.
 _SMALL_COUNTS = (1, 3, 1023, 1024, 4099, 262144 + 1)
 _LARGE_COUNT = 16 * 1024 * 1024 + 3
+# What a rank gives has several slices of 64 KiB for each of two aggregators.
+_STRIPED_COUNT = 300_007
 _NODES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (3, 1), (1, 4))
 _AGGREGATORS = (1, 2, 3)
 # The bytes of all tensors of a job. Each rank has a tensor twice, and results and slots have it as
@@ -109,6 +111,24 @@ class MatrixTest(unittest.TestCase):
                     "matrix.py", [json.dumps([3]), json.dumps(part)], nodes=1, ranks=3
                 )
                 job.run(line)
+
+    def test_collectives_that_are_striped(self) -> None:
+        """Each aggregator of two sums more than 64 KiB of a call, whatever rank comes first.
+
+        Two summands give the same bits in either order. So a node has three ranks, or there are
+        three nodes.
+        """
+        calls = ("push_pull", "reduce_scatter", "reduce")
+        cases = [
+            (dtype, op, _STRIPED_COUNT, *calls)
+            for dtype in ("f32", "f16")
+            for op in ("sum", "average")
+        ]
+        for nodes in _of_this_part([None] * 9 + [(3, 1), (1, 1, 1)]):
+            if nodes is not None:
+                arguments = [json.dumps(nodes), json.dumps(cases)]
+                with self.subTest(nodes=nodes):
+                    job.run(job.command("matrix.py", arguments, len(nodes), nodes, aggregators=2))
 
     @unittest.skipUnless(os.environ.get("TALWEG_TEST_FULL"), "the whole matrix: ./test --full")
     def test_full(self) -> None:

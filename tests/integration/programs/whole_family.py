@@ -7,16 +7,20 @@ or into an output; a set, a priority and a time limit may be given to each.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import talweg
 import talweg.torch as tw
 import torch
 from expected_errors import expect
+from talweg import _client
+from talweg._collectives import kinds
 
 _Make = Callable[[Any], Any]
 _SUM = talweg.Op.SUM
@@ -130,6 +134,68 @@ def test_outputs(module: Any, make: _Make) -> None:
     out = make(np.ones((size + 1, 3)))
     expect(wrong, "all_to_all: the output is f64", module.all_to_all, rows, out=out)
     assert module.all_to_all(rows)[1] == [1] * size  # The channel goes on.
+
+
+# The functions of libtalweg that push a round, and which argument is the priority.
+_PUSHES = {"talweg_push_pull": 3, "talweg_push_parts": 5, "talweg_push_places": 6}
+
+
+@contextlib.contextmanager
+def _pushed_priorities() -> Iterator[list[int]]:
+    """Notes the priority of each round that libtalweg is told to push."""
+    library, found = _client.current().connection._library, []
+    with contextlib.ExitStack() as patches:
+        for name, at in _PUSHES.items():
+            own = getattr(library, name)
+
+            def push(*given: Any, at: int = at, own: Any = own) -> Any:
+                found.append(given[at])
+                return own(*given)
+
+            patches.enter_context(mock.patch.object(library, name, push))
+        yield found
+
+
+def test_priorities(module: Any, make: _Make) -> None:
+    """Every round of a call leaves with the call's priority, however many rounds it takes."""
+    rank, size, root = module.rank(), module.size(), module.size() - 1
+    few = 4096 * size
+    small_tensors = mock.patch.multiple(
+        kinds, _TENSOR_BYTES_MAX=few, _REDUCED_BYTES_MAX=few, _COPIED_BYTES_MAX=few
+    )
+    for count, pieces in ((3, None), (50_000, None), (3_000, small_tensors)):
+        rows = np.ones((size, count), np.float32)
+        out = np.zeros((size * size, count), np.float32)
+        calls: dict[str, _Make] = {
+            "push_pull": lambda own: (own,),
+            "push_pull_inplace": lambda own: (own,),
+            "broadcast": lambda own: (own, root),
+            "all_gather": lambda own: (own,),
+            "all_gather_into": partial(lambda out, own: (make(out), own), out),
+            "all_gather_survivors": lambda own: (own,),
+            "reduce_scatter": lambda own: (own,),
+            "reduce": lambda own: (own, root),
+            "all_to_all": lambda own: (own,),
+            "gather": lambda own: (own, root),
+            "scatter": lambda own: (own, root),
+        }
+        with pieces or contextlib.nullcontext():
+            for number, (call, arguments) in enumerate(calls.items()):
+                for name in (None, f"priority {call} {count} {module.__name__}"):
+                    priority = 100 * (number + 1) + (name is not None)
+                    module.barrier()
+                    with _pushed_priorities() as found:
+                        own = arguments(make(rows))
+                        getattr(module, call)(*own, name=name, priority=priority)
+                    assert set(found) == {priority}, (call, count, name, priority, found)
+            module.barrier()
+            if rank in (0, root):
+                with _pushed_priorities() as found:
+                    if rank == 0:
+                        module.send(make(rows), root, priority=-7)
+                    else:
+                        module.recv(None, 0, priority=-7)
+                assert set(found) == {-7}, (count, found)
 
 
 def test_options(module: Any, make: _Make) -> None:

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,7 +14,6 @@ import talweg
 from cases import run_cases
 from expected_errors import expect
 from numeric_reference import DTYPES, OPS, expected, same, sample
-from talweg import _client
 from talweg._collectives import kinds
 from talweg._collectives.numpy_calls import NumpyArrays
 
@@ -251,6 +247,7 @@ def between_two_ranks() -> None:
             handle = talweg.send_async(wanted, last)
             assert (talweg.recv(np.empty(count), last) == wanted + 1).all()
             talweg.synchronize(handle)
+            _messages_that_are_open(last, wanted, is_first=True)
         elif rank == last:
             _check(talweg.recv(None, 0), wanted, "f64", "recv")
             _check(talweg.recv((count,), 0, np.float64), wanted, "f64", "recv of a shape")
@@ -258,11 +255,35 @@ def between_two_ranks() -> None:
             filled: np.ndarray = np.empty(count)
             assert talweg.recv(filled, 0) is filled
             _check(filled, wanted, "f64", "recv into an array")
+            _messages_that_are_open(0, wanted, is_first=False)
     if rank == 0:
         expect(talweg.Mismatch, "send of f32[2]", talweg.send, np.ones(2, np.float32), last)
         expect(talweg.InvalidArgument, "this one", talweg.send, wanted, 0)
     elif rank == last:
         expect(talweg.Mismatch, "recv of f64[3]", talweg.recv, np.ones(3), 0)
+
+
+def _messages_that_are_open(peer: int, wanted: np.ndarray, is_first: bool) -> None:
+    """Both ranks have all receives open before either sends. Each takes the message of its turn."""
+    sent, taken = (wanted, wanted * 2) if is_first else (wanted * 2, wanted)
+    filled, named = np.empty_like(wanted), np.empty_like(wanted)
+    open_ = [
+        talweg.recv_async(filled, peer),
+        talweg.recv_async(None, peer),
+        talweg.recv_async(wanted.shape, peer, np.float64),
+        talweg.recv_async(named, peer, name="letter"),
+    ]
+    sends = []
+    for name, given in ((None, +sent), (None, -sent), (None, +sent), ("letter", sent + 1)):
+        sends.append(talweg.send_async(given, peer, name))
+        given[:] = -1  # The call has its own copy.
+    results = [talweg.synchronize(handle) for handle in reversed(open_)][::-1]
+    assert results[0] is filled and results[3] is named
+    for result, wanted_now in zip(results, (taken, -taken, taken, taken + 1)):
+        _check(result, wanted_now, "f64", "recv_async")
+    for handle in sends:
+        assert talweg.synchronize(handle) is None
+        assert talweg.poll(handle)
 
 
 def who_may_not_call() -> None:
@@ -530,44 +551,6 @@ def a_time_limit() -> None:
         assert talweg.all_gather(np.array([rank]), "late").tolist() == list(range(n))
 
 
-def _resident_bytes() -> int:
-    """What this rank and the job's daemons on this host hold: they have one parent."""
-    total = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # It has ended meanwhile.
-            name, rest = (process / "stat").read_text().rsplit(")", 1)
-            is_daemon = "(talweg-" in name and int(rest.split()[1]) == os.getppid()
-            if is_daemon or int(process.name) == os.getpid():
-                total += int((process / "statm").read_text().split()[1]) * 4096
-    return total
-
-
-def changing_shapes_in_flat_memory() -> None:
-    if not sys.argv[2:]:
-        return
-    rank, n = talweg.rank(), talweg.size()
-    client = _client.current()
-    rng, tensors, resident, calls = np.random.default_rng(7), 0, 0, int(sys.argv[2])
-    for call in range(calls):
-        rows = rng.integers(0, 40, n)
-        width = int(rng.integers(1, 200))
-        mine: np.ndarray = np.full((rows[rank], width), rank, np.uint8)
-        if call % 3 == 0:
-            assert talweg.all_gather(mine).shape == (rows.sum(), width)
-        elif call % 3 == 1:
-            splits = [int(rows[rank]), *[0] * (n - 1)]
-            _, counts = talweg.all_to_all(mine, splits)
-            assert counts == ([int(count) for count in rows] if rank == 0 else [0] * n)
-        else:
-            same_rows: np.ndarray = np.full((rows[0], width), 1, np.int32)
-            assert (talweg.reduce_scatter(same_rows, op=talweg.Op.SUM) == n).all()
-        if call == calls // 4:  # There is a tensor of each length by now.
-            tensors = sum(len(channel._tensors) for channel in client.channels.values())
-            resident = _resident_bytes()
-    assert sum(len(channel._tensors) for channel in client.channels.values()) == tensors
-    assert _resident_bytes() <= resident + (4 << 20), (resident, _resident_bytes())
-
-
 CASES = [
     copies_of_every_dtype,
     complex_numbers,
@@ -583,7 +566,6 @@ CASES = [
     mismatches_then_a_good_round,
     a_result_without_a_place,
     a_time_limit,
-    changing_shapes_in_flat_memory,
 ]
 
 

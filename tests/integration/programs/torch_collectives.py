@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import numpy as np
 import talweg
@@ -53,6 +54,34 @@ def copies_of_every_dtype() -> None:
                 tw.send(whole, 1)
             elif rank == 1:
                 assert torch.equal(tw.recv(torch.empty_like(whole), 0), whole)
+
+
+def messages_that_are_open() -> None:
+    """Both ranks have all receives open before either sends. Each takes the message of its turn."""
+    rank, last = tw.rank(), tw.size() - 1
+    if rank not in (0, last):
+        return
+    peer, sign = last - rank, 1 if rank == 0 else -1
+    for count in (0, 5, 9000):
+        values = torch.arange(count, dtype=torch.bfloat16) + 1
+        filled, named = torch.zeros(2 * count, dtype=values.dtype)[::2], torch.zeros_like(values)
+        receives = [
+            tw.recv_async(filled, peer),
+            tw.recv_async(None, peer),
+            tw.recv_async((count,), peer, torch.bfloat16),
+            tw.recv_async(named, peer, name="letter"),
+        ]
+        sends = []
+        for turn, name in enumerate((None, None, None, "letter")):
+            given = values * (sign * 2**turn)
+            sends.append(tw.send_async(given, peer, name))
+            given.zero_()  # The call has its own copy.
+        results = [tw.synchronize(handle) for handle in reversed(receives)][::-1]
+        assert results[0] is filled and results[3] is named
+        for turn, result in enumerate(results):
+            assert result.dtype is values.dtype
+            assert torch.equal(result, values * (-sign * 2**turn)), (turn, result)
+        assert [tw.synchronize(handle) for handle in sends] == [None] * 4
 
 
 def reductions() -> None:
@@ -113,6 +142,24 @@ def reductions_of_every_dtype() -> None:
                 assert (total is not None) == (rank == n - 1)
                 if total is not None:
                     _check(total, wanted, dtype, f"reduce, {what}")
+
+
+def long_reductions() -> None:
+    """Each aggregator sums more than 64 KiB of a call. A seed determines who comes first."""
+    rank, n, count = tw.rank(), tw.size(), 300_007
+    flat = [sample(np.random.default_rng([9, r]), count, "bf16") for r in range(n)]
+    own, waits = _tensor(flat[rank], "bf16"), np.random.default_rng(9)
+    for op in ("sum", "average"):
+        wanted, how = expected(flat, _NODES, "bf16", op), tw.Op[op.upper()]
+        for root in range(n):
+            time.sleep(waits.random(n)[rank] * 0.004)
+            part = tw.reduce_scatter(own, op=how)
+            _check(part, np.array_split(wanted, n)[rank], "bf16", f"long reduce_scatter, {op}")
+            time.sleep(waits.random(n)[rank] * 0.004)
+            total = tw.reduce(own, root, op=how)
+            assert (total is not None) == (rank == root)
+            if total is not None:
+                _check(total, wanted, "bf16", f"long reduce, {op}")
 
 
 def complex_reductions() -> None:
@@ -229,8 +276,10 @@ def arguments_of_the_wrong_kind() -> None:
 def main() -> int:
     tw.init()
     copies_of_every_dtype()
+    messages_that_are_open()
     reductions()
     reductions_of_every_dtype()
+    long_reductions()
     complex_reductions()
     sets_and_factors_of_push_pull()
     groups_of_tensors()

@@ -261,13 +261,21 @@ def names_of_optimizers() -> None:
 
 
 def errors() -> None:
-    """Where ranks disagree, optimizers raise what push_pull raises."""
+    """Where ranks disagree, optimizers and tapes raise what push_pull raises."""
     if bps.size() == 1:
         return
     variable = tf.Variable(tf.ones([2 + bps.rank() % 2]))
     optimizer = bps_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
     wrong = [(tf.ones_like(variable), variable)]
-    expect(tf.errors.OpError, "rank", optimizer.apply_gradients, wrong)
+    precondition = tf.errors.FailedPreconditionError
+    expect(precondition, "rank", optimizer.apply_gradients, wrong)
+    with bps.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(variable * variable)
+    expect(precondition, "rank", tape.gradient, loss, variable)
+    mixed = tf.ones([2], (tf.float32, tf.float64)[bps.rank() % 2])
+    expect(precondition, "f64[2]", bps.push_pull, mixed, name="dtypes")
+    ops = (bps.Sum, bps.Average)[bps.rank() % 2]
+    expect(precondition, "average", bps.push_pull, tf.ones(2), name="ops", op=ops)
 
 
 def main() -> int:

@@ -81,7 +81,7 @@ fuzz_precompiled_header = rule(
 
 def _compile(actions, bin_dir, directory, rule, headers, defines, copts, precompiled):
     objects = []
-    private_headers = [file for file in rule.files.srcs if file.extension == "h"]
+    private_headers = [file for file in rule.files.srcs if file.extension != "cc"]
     flags = [flag for flag in copts if flag.startswith("-m") or flag.startswith("-f")]
     compiled_header = [f for f in precompiled if f.extension == "pch"][0]
     for unit in units_of(rule):

@@ -42,7 +42,7 @@ def _clang_tidy_aspect_impl(target, ctx):
         command = _SCRIPT.format(tidy = _CLANG_TIDY),
         arguments = [report.path, "--config-file=" + ctx.file._config.path, together.path, "--"] + flags,
         inputs = depset(
-            [together, ctx.file._config] + sources + ctx.rule.files.srcs,
+            [together, ctx.file._config] + sources + [src for src in ctx.rule.files.srcs if src.extension != "cc"],
             transitive = [compilation.headers],
         ),
         outputs = [report],

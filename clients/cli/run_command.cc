@@ -208,7 +208,7 @@ int Supervise(const RunPlan& plan) {
   return result.exit_status;
 }
 
-int RunRun(const Arguments& arguments) {
+int RunJob(const Arguments& arguments) {
   if (ComesWithHosts(arguments)) return RunOnHosts(arguments);
   absl::StatusOr<RunPlan> plan = PlanOf(arguments);
   if (!plan.ok()) return Fail(plan.status());
@@ -396,7 +396,7 @@ Command RunCommand() {
   };
   const std::vector<CommandOption> on_hosts = HostsOptions();
   command.options.insert(command.options.end(), on_hosts.begin(), on_hosts.end());
-  command.run = RunRun;
+  command.run = RunJob;
   return command;
 }
 

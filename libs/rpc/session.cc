@@ -11,6 +11,7 @@
 #include "libs/rpc/steady_time.h"
 
 namespace talweg::rpc {
+
 class Session::Call {
  public:
   // Stop finds the call through `slot`.

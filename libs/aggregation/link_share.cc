@@ -215,7 +215,8 @@ bool LinkShare::Pays(uint64_t sharing_per_ms, uint64_t without_per_ms) {
 }
 
 void LinkShare::EndMeasurement() {
-  const uint64_t carried_per_ms = std::exchange(measured_, {}).BytesPerMs();
+  const Measurement measured = std::exchange(measured_, {});
+  const uint64_t carried_per_ms = measured.BytesPerMs();
   if (phase_ == Phase::kMeasuring) {
     // The link carries no more without sharing, so sharing was not the cause.
     if (pause_ns_ > 0 && Pays(poor_per_ms_, carried_per_ms)) {
@@ -224,13 +225,14 @@ void LinkShare::EndMeasurement() {
     }
     if (phase_ns_ < pause_ns_) return;
     carried_per_ms_ = carried_per_ms;
+    sharing_ns_ = kSharingRatio * measured.ns;
     Begin(Phase::kSharing, 0);
     return;
   }
   if (Pays(carried_per_ms, carried_per_ms_)) {
     poor_count_ = 0;
     next_pause_ns_ = std::max(next_pause_ns_ / 2, kMeasureNs);
-    if (phase_ns_ >= kSharingNs) Begin(Phase::kMeasuring, 0);
+    if (phase_ns_ >= sharing_ns_) Begin(Phase::kMeasuring, 0);
     return;
   }
   if (++poor_count_ < kPoorMax && !IsIdle(carried_per_ms)) return;

@@ -17,7 +17,7 @@ namespace talweg::aggregation {
 //
 //   kAlone <--fewer than two jobs want the link, or two do--> kMeasuring or kSharing, as before
 //   kMeasuring --measured what the link carries while nothing is held back--> kSharing
-//   kSharing   --the link carries much less than that, or kSharingNs are over--> kMeasuring
+//   kSharing   --the link carries much less than that, or sharing_ns_ are over--> kMeasuring
 //
 // TCP gives each connection about as much as any other, in both directions. This aggregator
 // controls what a job sends, by returning credit for what has come from it; what the job gets
@@ -54,8 +54,9 @@ class LinkShare {
   // times as long each time, up to kPauseNsMax.
   static constexpr int64_t kPauseRatio = 4;
   static constexpr int64_t kPauseNsMax = 8'000'000'000;
-  // After sharing has paid for this time, the link is measured again.
-  static constexpr int64_t kSharingNs = 10'000'000'000;
+  // After sharing has paid for this many times as long as the last measurement took, the link is
+  // measured again. So nothing is held back for a fiftieth of the time, on slow links too.
+  static constexpr int64_t kSharingRatio = 50;
   // A job that has neither sent nor got anything for this time does not want the link.
   static constexpr int64_t kSilenceNs = 250'000'000;
 
@@ -132,8 +133,9 @@ class LinkShare {
   int64_t now_ns_ = 0;
   int64_t refreshed_at_ns_ = 0;
   Phase phase_ = Phase::kMeasuring;
-  int64_t phase_ns_ = 0;  // How long the phase has lasted, without time in kAlone.
-  int64_t pause_ns_ = 0;  // The least time that this kMeasuring lasts.
+  int64_t phase_ns_ = 0;    // How long the phase has lasted, without time in kAlone.
+  int64_t pause_ns_ = 0;    // The least time that this kMeasuring lasts.
+  int64_t sharing_ns_ = 0;  // The least time that this kSharing lasts, if it pays.
   int64_t next_pause_ns_ = kMeasureNs;
   Measurement measured_;
   int poor_count_ = 0;        // How many measurements in a row say that sharing does not pay.

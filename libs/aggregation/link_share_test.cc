@@ -90,6 +90,20 @@ TEST_CASE("LinkShare: jobs that want the link share it by weight", "[aggregation
   CHECK(world.came[kA] <= 820);
 }
 
+TEST_CASE("LinkShare: measurements take a fiftieth of the time, on a slow link too",
+          "[aggregation]") {
+  World world({{kA, Quota(1)}, {kB, Quota(1, "", 1, view::Priority::kHigh)}});
+  const int64_t ms_between_slices = GENERATE(1, 16);
+  for (int64_t i = 0; i < 120'000 / ms_between_slices; ++i) {
+    world.now_ns += ms_between_slices * kMs;
+    if (!world.Come(i % 2 == 0 ? kA : kB)) world.Come(i % 2 == 0 ? kB : kA);
+  }
+  const double ratio = static_cast<double>(world.came[kB]) / world.came[kA];
+  // 16 to 1 while the link is shared, 1 to 1 while it is measured.
+  CHECK(ratio > 12);
+  CHECK(ratio <= 16);
+}
+
 TEST_CASE("LinkShare: the bytes that a job receives count as those that it sends do",
           "[aggregation]") {
   World world({{kA, Quota(1)}, {kB, Quota(1)}});

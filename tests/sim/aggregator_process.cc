@@ -35,6 +35,13 @@ aggregator::DataPlaneOptions OptionsOf(const AggregatorProcess::Config& config,
           .slots = {.chunk_bytes_min = 4 * kKiB, .chunk_bytes_max = 64 * kKiB}};
 }
 
+// Returns the name as services/aggregator/lanes.h makes it.
+std::string NameOf(const AggregatorProcess::Config& config) {
+  const uint32_t lane = config.place % config.profile->lane_count;
+  return "aggregator" + std::to_string(config.place / config.profile->lane_count) +
+         (lane == 0 ? "" : "/" + std::to_string(lane));
+}
+
 std::string TensorName(const aggregation::AggregatorCore* job, TensorKey key) {
   if (job == nullptr || !job->tensors().contains(key)) return "no tensor of ours";
   const aggregation::AggregatorTensor& tensor = job->tensors().at(key);
@@ -78,7 +85,7 @@ AggregatorProcess::AggregatorProcess(Timeline* timeline, Trace* trace, Network* 
       network_(network),
       scheduler_(scheduler),
       config_(config),
-      name_("aggregator" + std::to_string(config.place)),
+      name_(NameOf(config)),
       clock_(timeline),
       transport_(network, config.host, (config.incarnation.value() << 16) + 1, this),
       data_plane_(OptionsOf(config, name_), &transport_, &clock_,

@@ -201,6 +201,9 @@ inline constexpr const char* kCoverage[] = {
     "fault: confuse an aggregator",
     "fault: leave",
     "fault: drain an aggregator",
+    "lanes of one process die together",
+    "a lane that is refused ends the others",
+    "a daemon ends when all its lanes have left",
 };
 
 }  // namespace talweg::sim

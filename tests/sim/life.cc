@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tests/sim/agent_process.h"
-#include "tests/sim/aggregator_process.h"
+#include "tests/sim/aggregator_daemons.h"
 #include "tests/sim/joiner_checks.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/log_sink.h"
@@ -50,18 +50,9 @@ class World {
     std::string host_id;
     std::unique_ptr<AgentProcess> process;
   };
-  struct AggregatorHost {
-    uint32_t place = 0;
-    HostIndex host = 0;
-    std::string host_id;
-    std::unique_ptr<AggregatorProcess> process;
-  };
-
   void Build();
-  std::string NextHost(const std::vector<std::string>& hosts, size_t index,
-                       const std::string& before);
+  std::string NextHostId(const AgentHost& agent);
   void StartAgent(AgentHost& agent);
-  void StartAggregator(AggregatorHost& aggregator);
   void CrashAgent(AgentHost& agent);
   void EndAgent(AgentHost& agent, bool silently);
   void LeaveAgent(AgentHost& agent, const AgentProcess* process);
@@ -69,13 +60,10 @@ class World {
   void CheckJoiners(const view::View& view) const;
   void CheckSilence();
   void CheckGivenUp(const AgentHost& by, NodeRank node);
-  void CrashAggregator(AggregatorHost& aggregator);
-  void EndAggregator(AggregatorHost& aggregator, const AggregatorProcess* process);
-  void EndAggregatorHost(AggregatorHost& aggregator, bool silently);
-  void CrashSomeAggregator();
   void NextFault();
   void Do(Fault fault);
   void StopSomeProcess();
+  void Stop(Host& host, int64_t stop_ns);
   void NoteZombie(const AgentProcess& process);
   bool Settled() const;
   uint64_t OutcomeCount() const;  // Results that ranks have taken and found right.
@@ -99,11 +87,10 @@ class World {
   std::unique_ptr<SchedulerProcess> scheduler_;
   HostIndex scheduler_host_ = 0;
   std::vector<AgentHost> agents_;
-  std::vector<AggregatorHost> aggregators_;
+  std::unique_ptr<AggregatorDaemons> aggregators_;
   // A process stays here after its end, so that its pending events still find it and see that it is
   // over.
   std::vector<std::unique_ptr<AgentProcess>> past_agents_;
-  std::vector<std::unique_ptr<AggregatorProcess>> past_aggregators_;
   uint64_t last_incarnation_ = 0;
   Deaths deaths_;
   std::map<std::string, uint64_t> faults_;
@@ -117,9 +104,10 @@ void World::Build() {
                                                   &profile_, &ledgers_);
   scheduler_->SetViewCheck([this](const view::View& view) { CheckJoiners(view); });
   scheduler_->Start();
-  for (uint32_t place = 0; place < profile_.aggregator_count; ++place) {
-    aggregators_.push_back({.place = place, .host = network_.AddHost().index()});
-  }
+  aggregators_ =
+      std::make_unique<AggregatorDaemons>(&timeline_, &trace_, &network_, scheduler_.get(),
+                                          &profile_, [this] { return NewIncarnation(); });
+  aggregators_->AddHosts();
   for (uint32_t job = 0; job < profile_.job_count; ++job) {
     for (uint32_t node = 0; node < profile_.rank_counts.size(); ++node) {
       agents_.push_back({.job_name = "job" + std::to_string(job),
@@ -127,14 +115,7 @@ void World::Build() {
                          .host = network_.AddHost().index()});
     }
   }
-  for (AggregatorHost& aggregator : aggregators_) {
-    if (profile_.members_first) {
-      timeline_.After(kSecond + 4 * network_.Delay(),
-                      [this, &aggregator] { StartAggregator(aggregator); });
-    } else {
-      StartAggregator(aggregator);
-    }
-  }
+  aggregators_->Start();
   const bool some_late = profile_.fault_weights[static_cast<int>(Fault::kLateJoin)] > 0;
   for (AgentHost& agent : agents_) {
     // Aggregators start first: a job takes those that are there when it starts.
@@ -153,17 +134,17 @@ void World::Build() {
   if (profile_.fault_weights[static_cast<int>(Fault::kLoseScheduler)] > 0) CheckSilence();
 }
 
-// Returns the host for the next start of a process that was on `before`.
-std::string World::NextHost(const std::vector<std::string>& hosts, size_t index,
-                            const std::string& before) {
-  if (hosts.empty()) return before;
-  if (before.empty()) return hosts[index];
-  return timeline_.random().OneIn(3) ? Some(hosts) : before;
+// Returns the host for the next start of an agent.
+std::string World::NextHostId(const AgentHost& agent) {
+  const std::vector<std::string>& hosts = profile_.node_hosts;
+  if (hosts.empty()) return agent.host_id;
+  if (agent.host_id.empty()) return hosts[agent.node];
+  return timeline_.random().OneIn(3) ? Some(hosts) : agent.host_id;
 }
 
 void World::StartAgent(AgentHost& agent) {
   if (agent.process != nullptr) return;
-  agent.host_id = NextHost(profile_.node_hosts, agent.node, agent.host_id);
+  agent.host_id = NextHostId(agent);
   Host& host = network_.host(agent.host);
   agent.process = std::make_unique<AgentProcess>(
       &timeline_, &trace_, &network_, scheduler_.get(), &ledgers_, agent.host,
@@ -179,24 +160,6 @@ void World::StartAgent(AgentHost& agent) {
   host.Start(agent.process->process());
   trace_.Add(timeline_.now_ns(), agent.process->name(), "starts");
   agent.process->Start();
-}
-
-void World::StartAggregator(AggregatorHost& aggregator) {
-  if (aggregator.process != nullptr) return;
-  aggregator.host_id = NextHost(profile_.aggregator_hosts, aggregator.place, aggregator.host_id);
-  aggregator.process = std::make_unique<AggregatorProcess>(
-      &timeline_, &trace_, &network_, scheduler_.get(),
-      AggregatorProcess::Config{.host = aggregator.host,
-                                .place = aggregator.place,
-                                .incarnation = NewIncarnation(),
-                                .host_id = aggregator.host_id,
-                                .profile = &profile_,
-                                .on_ended = [this, &aggregator](const AggregatorProcess* ended) {
-                                  EndAggregator(aggregator, ended);
-                                }});
-  network_.host(aggregator.host).Start(aggregator.process->process());
-  trace_.Add(timeline_.now_ns(), aggregator.process->name(), "starts");
-  aggregator.process->Start();
 }
 
 void World::CrashAgent(AgentHost& agent) {
@@ -292,73 +255,17 @@ void World::CheckGivenUp(const AgentHost& by, NodeRank node) {
   }
 }
 
-void World::CrashAggregator(AggregatorHost& aggregator) {
-  if (aggregator.process == nullptr) return;
-  for (const aggregation::AggregatorCore* const job : aggregator.process->jobs()) {
-    for (const auto& [key, tensor] : job->tensors()) {
-      if (tensor.decision && tensor.decision->verdict == wire::Verdict::kFinish) {
-        trace_.Reached("an owner dies that has decided to finish a round");
-      }
-    }
-  }
-  trace_.Add(timeline_.now_ns(), aggregator.process->name(), "crashes");
-  EndAggregatorHost(aggregator, timeline_.random().OneIn(6));
-  timeline_.After(network_.Delay() * 20, [this, &aggregator] { StartAggregator(aggregator); });
-}
-
-void World::EndAggregatorHost(AggregatorHost& aggregator, bool silently) {
-  scheduler_->OnHostEnded(aggregator.host, silently);
-  network_.EndHost(aggregator.host);
-  network_.host(aggregator.host).End();
-  past_aggregators_.push_back(std::move(aggregator.process));
-}
-
-// An aggregator that was told to stop stays away. One that the scheduler has refused is started
-// again.
-void World::EndAggregator(AggregatorHost& aggregator, const AggregatorProcess* process) {
-  if (aggregator.process.get() != process) return;
-  trace_.Add(timeline_.now_ns(), process->name(), "ends");
-  const bool starts_again = process->refused();
-  EndAggregatorHost(aggregator, false);
-  if (!starts_again) return trace_.Reached("an aggregator ends when it has left");
-  trace_.Reached("an aggregator is refused");
-  timeline_.After(network_.Delay() * 20, [this, &aggregator] { StartAggregator(aggregator); });
-}
-
-// Crashes an aggregator at once, or at a moment when some members may have a result that others
-// lack.
-void World::CrashSomeAggregator() {
-  if (aggregators_.empty()) return;
-  const auto crash = [this](AggregatorHost& aggregator) {
-    return [this, &aggregator, process = aggregator.process.get()] {
-      if (aggregator.process.get() == process) CrashAggregator(aggregator);
-    };
-  };
-  if (profile_.aggregators_die_together && timeline_.random().OneIn(2)) {
-    const AggregatorHost& spared = Some(aggregators_);
-    for (AggregatorHost& aggregator : aggregators_) {
-      if (aggregator.process == nullptr || &aggregator == &spared) continue;
-      aggregator.process->AtDanger(crash(aggregator));
-    }
-    return;
-  }
-  AggregatorHost& aggregator = Some(aggregators_);
-  if (aggregator.process == nullptr || timeline_.random().OneIn(3)) {
-    return CrashAggregator(aggregator);
-  }
-  aggregator.process->AtDanger(crash(aggregator));
-  // Crashes a second aggregator as well, when it decides.
-  AggregatorHost& other = Some(aggregators_);
-  if (other.process == nullptr || &other == &aggregator) return;
-  other.process->AtDecision(crash(other));
-}
-
 void World::StopSomeProcess() {
-  Host& host =
-      network_.host(static_cast<HostIndex>(timeline_.random().Below(network_.host_count())));
-  if (!host.alive() || host.stopped()) return;
+  const auto some = static_cast<HostIndex>(timeline_.random().Below(network_.host_count()));
+  if (!network_.host(some).alive() || network_.host(some).stopped()) return;
   // The stop is often short. If it outlasts the lease, the host goes on as a zombie.
   const int64_t stop_ns = timeline_.random().OneIn(3) ? 12 * kSecond : network_.Delay() * 10;
+  for (const HostIndex index : aggregators_->HostsTogether(some)) {
+    if (network_.host(index).alive()) Stop(network_.host(index), stop_ns);
+  }
+}
+
+void World::Stop(Host& host, int64_t stop_ns) {
   trace_.Add(timeline_.now_ns(), "host " + std::to_string(host.index()), "is stopped");
   host.Stop();
   timeline_.After(stop_ns, [this, &host, life = host.life()] {
@@ -384,7 +291,7 @@ void World::NoteZombie(const AgentProcess& process) {
 void World::Do(Fault fault) {
   switch (fault) {
     case Fault::kCrashAgent: return CrashAgent(Some(agents_));
-    case Fault::kCrashAggregator: return CrashSomeAggregator();
+    case Fault::kCrashAggregator: return aggregators_->CrashSome();
     case Fault::kConfuseRank:
     case Fault::kForge: {
       AgentHost& agent = Some(agents_);
@@ -406,7 +313,11 @@ void World::Do(Fault fault) {
       const auto a = static_cast<HostIndex>(timeline_.random().Below(network_.host_count()));
       const auto b = static_cast<HostIndex>(timeline_.random().Below(network_.host_count()));
       const int64_t length_ns = timeline_.random().OneIn(4) ? 15 * kSecond : network_.Delay() * 20;
-      if (a != b) network_.Partition(a, b, timeline_.now_ns() + length_ns);
+      for (const HostIndex one : aggregators_->HostsTogether(a)) {
+        for (const HostIndex other : aggregators_->HostsTogether(b)) {
+          if (one != other) network_.Partition(one, other, timeline_.now_ns() + length_ns);
+        }
+      }
       return;
     }
     case Fault::kKillRank: {
@@ -449,13 +360,7 @@ void World::Do(Fault fault) {
       agent.process->Stop();
       return;
     }
-    case Fault::kDrainAggregator:
-      if (!aggregators_.empty()) {
-        AggregatorHost& aggregator = Some(aggregators_);
-        if (aggregator.process == nullptr || network_.host(aggregator.host).stopped()) return;
-        aggregator.process->Drain();
-      }
-      return;
+    case Fault::kDrainAggregator: return aggregators_->DrainSome();
   }
 }
 
@@ -487,10 +392,7 @@ bool World::Settled() const {
                        return agent.process == nullptr ||
                               (agent.process->Settled() && !agent.process->Lingers());
                      }) &&
-         std::all_of(aggregators_.begin(), aggregators_.end(),
-                     [](const AggregatorHost& aggregator) {
-                       return aggregator.process == nullptr || !aggregator.process->draining();
-                     });
+         aggregators_->Settled();
 }
 
 uint64_t World::OutcomeCount() const {
@@ -524,9 +426,7 @@ LifeResult World::Live() {
         end_ns = timeline_.now_ns() + kSettleNs;
       }
     }
-    for (const AggregatorHost& aggregator : aggregators_) {
-      if (aggregator.process != nullptr) aggregator.process->CheckMemory();
-    }
+    aggregators_->CheckMemory();
     if (!Settled()) {
       std::string text = "the life does not end:";
       for (const AgentHost& agent : agents_) {
@@ -534,10 +434,7 @@ LifeResult World::Live() {
         if (!agent.process->Settled()) text += "\n  " + agent.process->Unsettled();
         if (agent.process->Lingers()) text += "\n  " + agent.process->name() + " lingers";
       }
-      for (const AggregatorHost& aggregator : aggregators_) {
-        if (aggregator.process == nullptr || !aggregator.process->draining()) continue;
-        text += "\n  " + aggregator.process->name() + " was told to stop";
-      }
+      text += aggregators_->Unsettled();
       throw Violation{text};
     }
     if (profile_.severing) CheckAllDone();
@@ -565,7 +462,7 @@ void World::Gather(LifeResult& result) {
       result.violation = "reports of honest members contradict each other";
     }
   };
-  const auto gather_aggregator = [&](const AggregatorProcess& process) {
+  aggregators_->ForEach([&](const AggregatorProcess& process) {
     for (const aggregation::AggregatorCore* const job : process.jobs()) gather_job(job->counters());
     for (const aggregation::AggregatorCore* const job : process.leaving_jobs())
       gather_job(job->counters());
@@ -573,11 +470,7 @@ void World::Gather(LifeResult& result) {
     gather_job(totals.ended);
     result.coverage["a result waits for others"] += totals.results_queued;
     result.coverage["a result that waits leaves before a FenceAck"] += totals.results_hurried;
-  };
-  for (const auto& process : past_aggregators_) gather_aggregator(*process);
-  for (const AggregatorHost& aggregator : aggregators_) {
-    if (aggregator.process != nullptr) gather_aggregator(*aggregator.process);
-  }
+  });
   for (const auto& process : past_agents_) GatherAgent(*process, result.coverage);
   for (const AgentHost& agent : agents_) {
     if (agent.process != nullptr) GatherAgent(*agent.process, result.coverage);

@@ -434,6 +434,31 @@ Profile DrawGathers(Random& random) {
   return profile;
 }
 
+// One or two daemons with two or three lanes. Most of their faults strike all lanes at once, and
+// some tensors have slices at each lane.
+Profile DrawLanes(Random& random) {
+  const uint64_t base = random.Below(8);
+  Profile profile = base < 2   ? DrawUsual(random)
+                    : base < 4 ? DrawRecovery(random)
+                    : base < 5 ? DrawGroups(random)
+                    : base < 6 ? DrawHosts(random)
+                    : base < 7 ? DrawStandbys(random)
+                               : DrawHasty(random);
+  profile.lane_count = static_cast<uint32_t>(Pick(random, 2, 2, 3));
+  profile.aggregator_count = profile.lane_count * static_cast<uint32_t>(Pick(random, 1, 2, 2));
+  if (!profile.aggregator_hosts.empty()) {
+    profile.aggregator_hosts.resize(profile.aggregator_count, profile.aggregator_hosts.front());
+  }
+  for (TensorProfile& tensor : profile.tensors) {
+    if (tensor.bytes >= view::kStripeBytesMin) {
+      tensor.bytes = view::kStripeBytesMin * profile.aggregator_count;
+    }
+  }
+  profile.fault_weights[static_cast<int>(Fault::kCrashAggregator)] += 2;
+  profile.fault_weights[static_cast<int>(Fault::kDrainAggregator)] += 1;
+  return profile;
+}
+
 // Two nodes, one of which has its results where it contributes if the job has one view. One tensor
 // travels inside frames, and one is written. The shapes differ in the policy and in who notices.
 Profile ProfileOfSevered(uint64_t seed) {
@@ -466,6 +491,7 @@ Profile DrawKind(Kind kind, uint64_t seed, Random& random) {
     case Kind::kPatience: return DrawPatience(random);
     case Kind::kHasty: return DrawHasty(random);
     case Kind::kGathers: return DrawGathers(random);
+    case Kind::kLanes: return DrawLanes(random);
     case Kind::kSevered: return ProfileOfSevered(seed);
   }
   Profile profile = DrawUsual(random);
@@ -497,6 +523,7 @@ const char* KindName(Kind kind) {
     case Kind::kPatience: return "patience";
     case Kind::kHasty: return "hasty";
     case Kind::kGathers: return "gathers";
+    case Kind::kLanes: return "lanes";
     case Kind::kSevered: return "severed";
   }
   return "unknown";

@@ -53,6 +53,7 @@ struct Profile {
   bool members_first = false;         // Members wait for an aggregator, and begin together.
   uint32_t job_count = 1;
   uint32_t aggregator_count = 1;
+  uint32_t lane_count = 1;  // How many aggregators one process has, which come and go together.
   uint32_t min_members = 1;
   uint32_t begin_members = 0;  // 0: all nodes.
   int64_t gather_ns = 0;
@@ -135,12 +136,13 @@ enum class Kind : uint8_t {
   kPatience,  // As one of those, and rounds go on without late ranks.
   kHasty,     // As one of those, and ranks' waits have time limits.
   kGathers,   // As kGroups or kHosts, and gathers go on with the ranks that are left.
+  kLanes,     // As one of those, and each aggregator daemon has several lanes.
   kSevered,   // A small job, one of whose connections is severed. The seed says where.
 };
 
 inline constexpr Kind kKinds[] = {Kind::kUsual, Kind::kRecovery, Kind::kSilent, Kind::kGroups,
                                   Kind::kHosts, Kind::kStandbys, Kind::kLate,   Kind::kPatience,
-                                  Kind::kHasty, Kind::kGathers,  Kind::kSevered};
+                                  Kind::kHasty, Kind::kGathers,  Kind::kLanes,  Kind::kSevered};
 const char* KindName(Kind kind);
 
 // Returns the seed of the chance in a life. Severed lives are alike until a connection is severed.

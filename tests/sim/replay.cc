@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lives one life again and prints all that happens in it:
 //   bazel run //tests/sim:replay --
-//   [--kind=usual|recovery|silent|groups|hosts|standbys|late|patience|hasty|gathers|severed]
+//   [--kind=usual|recovery|silent|groups|hosts|standbys|late|patience|hasty|gathers|lanes|severed]
 //   --seed=N
 // With --seeds=FIRST-LAST it lives many lives and prints which of them break something.
 #include <cstdio>
@@ -69,10 +69,10 @@ int main(int argc, char** argv) {
     const uint64_t first = std::strtoull(value, &end, 10);
     if (*end == '-') return LiveAll(kind, first, std::strtoull(end + 1, nullptr, 10));
   }
-  std::fprintf(
-      stderr,
-      "usage: replay "
-      "[--kind=usual|recovery|silent|groups|hosts|standbys|late|patience|hasty|gathers|severed] "
-      "--seed=N | --seeds=FIRST-LAST\n");
+  std::fprintf(stderr,
+               "usage: replay "
+               "[--kind=usual|recovery|silent|groups|hosts|standbys|late|patience|hasty|gathers|"
+               "lanes|severed] "
+               "--seed=N | --seeds=FIRST-LAST\n");
   return 2;
 }

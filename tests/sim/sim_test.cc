@@ -32,7 +32,7 @@ constexpr uint64_t kLivesForCoverage = 4'000;
 constexpr int kFailuresShown = 5;
 // The kinds take turns. Each kind has its own seeds.
 constexpr Kind kTurns[] = {Kind::kUsual,    Kind::kGathers,  Kind::kHasty,    Kind::kLate,
-                           Kind::kRecovery, Kind::kUsual,    Kind::kUsual,    Kind::kUsual,
+                           Kind::kRecovery, Kind::kUsual,    Kind::kLanes,    Kind::kUsual,
                            Kind::kSilent,   Kind::kRecovery, Kind::kGroups,   Kind::kHosts,
                            Kind::kHosts,    Kind::kStandbys, Kind::kStandbys, Kind::kPatience};
 

@@ -49,6 +49,10 @@ class CompatTest(unittest.TestCase):
     def test_byteps(self) -> None:
         self._run("byteps_tensorflow.py")
 
+    def test_ranks_that_disagree(self) -> None:
+        program = "compat_tensorflow_errors.py"
+        job.run(job.command(program, nodes=2, ranks=(2, 1), forks=self.forks))
+
     def test_byteps_trace(self) -> None:
         self._run("byteps_tensorflow_trace.py")
 

@@ -63,6 +63,7 @@ class TensorflowTest(unittest.TestCase):
             self.assertEqual(sorted(each.name for each in library.parent.iterdir()), _LEFT)
             output = self._on_two_nodes("tensorflow_features.py", env=env)
             self.assertNotIn("building the kernel", output)
+            self._on_two_nodes("compat_tensorflow_errors.py", env=env)
             self._mixed(cache)
 
     def test_a_kernel_that_another_user_may_have_put_there_is_not_run(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def __init__(self, local: Any) -> None:
         super().__init__()
         self._local = local
-        self._stays_here = False
+        self._thread = threading.local()
 
     @contextlib.contextmanager
     def of_this_process(self) -> Iterator[None]:
@@ -31,7 +32,7 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
         try:
             yield
         finally:
-            self._stays_here = False
+            self._thread = threading.local()
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -71,7 +72,7 @@ class BytepsCrossDeviceOps(tf.distribute.CrossDeviceOps):
         """Reduces each value's first copy over the ranks. Each device that had a copy gets the
         result.
         """
-        if self._stays_here:
+        if getattr(self._thread, "stays_here", False):
             return list(values)
         is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN")
         choices = Choices(Op.AVERAGE if is_mean else Op.SUM, guard=guard)

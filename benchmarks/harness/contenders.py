@@ -21,6 +21,7 @@ TALWEG_IN_PLACE = "Talweg, own buffers"
 TALWEG_NUMPY = "Talweg, NumPy in place"
 # The same with gradients of torch that a DistributedOptimizer averages.
 TALWEG_TORCH = "Talweg, torch's gradients"
+TALWEG_HOOK = "Talweg, DDP's buckets"
 # Processes that only make the copies and sums of TALWEG, and wait for each other.
 COPIES = "the same copies"
 # The same as TALWEG_IN_PLACE, over Talweg's own TCP (--data_transport=tcp) instead of libfabric.
@@ -120,12 +121,17 @@ def talweg_on_one_node(
     return Contender(name, ranks, [Command((*network, *run))], counts_loopback=bool(network))
 
 
-def torch_gradients(programs: Programs) -> Command:
-    return talweg_python(programs, str(programs.peers / "torch_gradients.py"))
+def torch_gradients(programs: Programs, way: str = "optimizer") -> Command:
+    return talweg_python(programs, str(programs.peers / "torch_gradients.py"), way)
 
 
 def talweg_with_torch(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
     return _ranks_of_python(TALWEG_TORCH, torch_gradients(programs), programs, ranks, network)
+
+
+def talweg_with_hook(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:
+    rank = torch_gradients(programs, "hook")
+    return _ranks_of_python(TALWEG_HOOK, rank, programs, ranks, network)
 
 
 def talweg_with_numpy(programs: Programs, ranks: int, network: Sequence[str]) -> Contender:

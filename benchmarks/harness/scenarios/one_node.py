@@ -11,6 +11,7 @@ from harness.contenders import (
     LIMIT,
     OPENMPI,
     TALWEG,
+    TALWEG_HOOK,
     TALWEG_IN_PLACE,
     TALWEG_NUMPY,
     TALWEG_OTHER,
@@ -20,6 +21,7 @@ from harness.contenders import (
     memory_limit,
     openmpi,
     talweg_on_one_node,
+    talweg_with_hook,
     talweg_with_numpy,
     talweg_with_torch,
 )
@@ -83,6 +85,8 @@ def run(context: Context) -> Section:
             if context.mode in ("default", "full"):  # Importing torch is slow.
                 maker = partial(talweg_with_torch, programs, ranks, network)
                 makers.append((TALWEG_TORCH, maker))
+                maker = partial(talweg_with_hook, programs, ranks, network)
+                makers.append((TALWEG_HOOK, maker))
         if programs.other_tool:
             other = partial(talweg_on_one_node, programs.other(), ranks, network, TALWEG_OTHER)
             makers.append((TALWEG_OTHER, other))
@@ -98,11 +102,12 @@ def run(context: Context) -> Section:
         "The limit is the least that memory allows: every rank's gradient is read once and every rank's\n"
         "result is written once, in place, by all ranks at the same time, with no sum and no waiting. With\n"
         "own buffers, a rank writes gradients into its Talweg client's memory. They are summed there, and\n"
-        "nothing is copied. Programs with NumPy get that from declare_in_place(), and torch's gradients from\n"
-        "a DistributedOptimizer, which here averages gradients that are changed in place. Gradients\n"
-        'that lie elsewhere are copied; "the same copies" are made by processes that do nothing else\n'
-        "(`benchmarks/baselines/copying_ranks.cc`). The bars at 25 MB take the faster of the two rows, as\n"
-        "they take the peers in their fastest documented mode, and say which row that is.\n"
+        "nothing is copied. Programs with NumPy get that from declare_in_place(), and torch's gradients\n"
+        "from a DistributedOptimizer, which here averages gradients that are changed in place, or from\n"
+        "ddp_hook, which averages DistributedDataParallel's buckets in a backward pass that computes\n"
+        'nothing. Gradients that lie elsewhere are copied; "the same copies" are made by processes that do\n'
+        "nothing else (`benchmarks/baselines/copying_ranks.cc`). The bars at 25 MB take the faster of the\n"
+        "two rows, as they take the peers in their fastest documented mode, and say which row that is.\n"
     )
     return section
 
@@ -116,6 +121,7 @@ def _large_bars(results: list[Result], setting: str) -> list[Bar]:
         for contender, other, words, wanted in (
             (TALWEG_NUMPY, TALWEG_IN_PLACE, "NumPy in place over own buffers", 0.7),
             (TALWEG_TORCH, TALWEG_IN_PLACE, "torch's gradients over own buffers", 0.7),
+            (TALWEG_HOOK, TALWEG_IN_PLACE, "DDP's buckets over own buffers", 0.7),
             (TALWEG, COPIES, "copied gradients over the same copies", 0.8),
         ):
             if (ours.setting, ours.contender) == (setting, contender):
